@@ -1,0 +1,1 @@
+"""bloomgated: the daemon that hosts named Bloom filters."""

@@ -1,0 +1,264 @@
+"""The SQLite file of a journal: how it is created, opened and judged.
+
+    journal   seq, kind, filter_id, running (seconds), payload, crc       one row a record
+    meta      key, value, crc                                             journal_id, trim
+
+SQLite does not notice a cut write-ahead log, and believes what a page says. So every row carries a CRC, seqs
+above the trim mark are gapless, the rows kept below it are counted and summed, and the mark beside the file
+tells how far the journal had come. What no row shows, such as a page that is both free and in use, would lose
+rows later: SQLite's own check is asked about that.
+
+Judging goes through connections that cannot write. A writing one would copy the write-ahead log into the
+database and delete it as soon as it is closed, also where the start is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from bloomgate.filters.errors import DataDamaged
+from bloomgated.errors import DirectoryUnusable, JournalDamaged
+from bloomgated.storage.directory import sync_directory
+from bloomgated.storage.journal import Entry
+from bloomgated.storage.mark import CREATING, IN_USE, Mark, MarkFile, read_mark
+from bloomgated.storage.records import Row, decode
+
+DATABASE_NAME = "bloomgate.db"
+MARK_NAME = "bloomgate.db-mark"
+
+_SCHEMA = """
+CREATE TABLE journal (
+  seq INTEGER PRIMARY KEY, kind INTEGER NOT NULL, filter_id INTEGER NOT NULL, running REAL NOT NULL,
+  crc INTEGER NOT NULL, payload BLOB NOT NULL
+) STRICT;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+"""
+_ROW = struct.Struct("<QBQd")
+_TRIM = struct.Struct("<QQQd")
+
+
+@dataclass(frozen=True, slots=True)
+class TrimState:
+    """How far the journal is trimmed, and the rows kept at or below that mark: their number, and the sum of
+    their CRCs. ``running`` is the journal's clock when the last slice was trimmed."""
+
+    mark: int = 0
+    kept: int = 0
+    kept_sum: int = 0
+    running: float = 0.0
+
+    def pack(self) -> bytes:
+        """As stored in ``meta``."""
+        return _TRIM.pack(self.mark, self.kept, self.kept_sum, self.running)
+
+
+def row_crc(seq: int, row: Row, running: float) -> int:
+    """CRC-32 of a row with all its columns."""
+    return zlib.crc32(row.payload, zlib.crc32(_ROW.pack(seq, row.kind, row.filter_id, running)))
+
+
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """A connection that commits when told to. ``mode`` is ro, rw or rwc, with further URI parameters."""
+    # One thread at a time uses it, but opening and writing happen on two.
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA cell_size_check = ON")
+    connection.execute("PRAGMA trusted_schema = OFF")
+    return connection
+
+
+def _connect_to_judge(path: Path) -> sqlite3.Connection:
+    """A connection that reads, and leaves no trace; for when no other connection can be open."""
+    logs = (Path(f"{path}-wal"), Path(f"{path}-journal"))
+    # Without a log even a reading connection would create an empty one, so SQLite is told not to look for it.
+    alone = not any(log.exists() and log.stat().st_size for log in logs)
+    return connect(path, "ro&immutable=1" if alone else "ro")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A judged journal database."""
+
+    path: Path
+    mark_path: Path
+    journal_id: bytes
+    trim: TrimState
+    last_seq: int
+    running: float
+
+
+def open_database(directory: Path) -> Opened:
+    """Judge the journal database in ``directory``, creating it where nothing is there yet.
+
+    Raises JournalDamaged where it is not what was acknowledged, having changed nothing, and DirectoryUnusable
+    where it cannot be created.
+    """
+    path, mark_path = directory / DATABASE_NAME, directory / MARK_NAME
+    try:
+        mark = read_mark(mark_path)
+    except FileNotFoundError:
+        beside = (path, Path(f"{path}-wal"), *sorted(directory.glob("snapshots/*")))
+        found = [p for p in beside if p.exists()]
+        if found:
+            raise JournalDamaged(str(mark_path), f"is missing beside {found[0].name}") from None
+        mark = None
+    if mark is None or mark.state == CREATING:
+        try:
+            _create(path, mark_path)
+        except (OSError, sqlite3.Error) as error:
+            raise DirectoryUnusable(str(directory), f"the journal cannot be created ({error})") from None
+        mark = read_mark(mark_path)
+    if not path.exists():
+        raise JournalDamaged(str(path), f"is missing, but the journal had come to seq {mark.seq}")
+    try:
+        with closing(_connect_to_judge(path)) as connection:
+            return _judge(connection, path, mark_path, mark)
+    except (sqlite3.Error, struct.error, TypeError, OverflowError) as error:
+        raise JournalDamaged(str(path), f"SQLite cannot read it ({error})") from None
+
+
+def _judge(connection: sqlite3.Connection, path: Path, mark_path: Path, mark: Mark) -> Opened:
+    """Whether the database is the one the mark speaks of, and is whole; rows are judged as they are read."""
+    journal_id = _read_meta(connection, path, "journal_id")
+    if journal_id != mark.journal_id:
+        raise JournalDamaged(str(mark_path), f"belongs to another journal than {path.name}")
+    trim = _read_trim(connection, path)
+    last, running = connection.execute("SELECT max(seq), max(running) FROM journal").fetchone()
+    last_seq = max(last or 0, trim.mark)
+    if mark.seq > last_seq:
+        raise JournalDamaged(
+            str(path), f"ends at seq {last_seq}, but had come to {mark.seq}: its end is missing"
+        )
+    stored = connection.execute("SELECT crc FROM journal WHERE seq = ?", (mark.seq,)).fetchone()
+    if stored[0] != mark.row_crc if stored else mark.seq > trim.mark:
+        raise JournalDamaged(str(path), f"seq {mark.seq} is not the record that was written last")
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise JournalDamaged(str(path), f"SQLite finds it damaged ({' '.join(found.split())})")
+    return Opened(path, mark_path, journal_id, trim, last_seq, max(running or 0.0, trim.running))
+
+
+def open_to_write(opened: Opened) -> tuple[sqlite3.Connection, MarkFile]:
+    """Connect for writing, after all was judged, and make durable what was read.
+
+    A process killed between a write and its sync leaves records that can be read, but that the loss of power
+    could still take. The checkpoint writes them once more, into the database, and syncs that; only then may
+    they count as durable. Raises DirectoryUnusable.
+    """
+    connection = None
+    try:
+        connection = connect(opened.path, "rw")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if mode != "wal" or busy:
+            raise sqlite3.OperationalError("another program uses it" if busy else f"journal mode is {mode}")
+        last = connection.execute("SELECT seq, crc FROM journal WHERE seq = ?", (opened.last_seq,)).fetchone()
+        mark_file = MarkFile(opened.mark_path, opened.journal_id)
+        if last:
+            # A kill between a commit and its mark left the mark behind.
+            mark_file.write(IN_USE, *last)
+    except (OSError, sqlite3.Error) as error:
+        if connection is not None:
+            connection.close()
+        raise DirectoryUnusable(str(opened.path.parent), f"the journal cannot be written ({error})") from None
+    return connection, mark_file
+
+
+def _create(path: Path, mark_path: Path) -> None:
+    """Create an empty database and its mark. A crash at any point leaves what the next start does over."""
+    journal_id = os.urandom(16)
+    # Aside and renamed, so that there is no moment with half a mark.
+    fresh = Path(f"{mark_path}.new")
+    with closing(MarkFile(fresh, journal_id)) as mark_file:
+        mark_file.write(CREATING, 0, 0, sync=True)
+        fresh.rename(mark_path)
+        sync_directory(path.parent)
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        with closing(connect(path, "rwc")) as connection:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.executescript(_SCHEMA)
+            write_meta(connection, "journal_id", journal_id)
+            write_meta(connection, "trim", TrimState().pack())
+        os.chmod(path, 0o600)
+        sync_directory(path.parent)
+        # From here on a missing database is a loss.
+        mark_file.write(IN_USE, 0, 0, sync=True)
+
+
+def write_meta(connection: sqlite3.Connection, key: str, value: bytes) -> None:
+    """Store a value of ``meta`` with its CRC."""
+    crc = zlib.crc32(value, zlib.crc32(key.encode()))
+    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, value, crc))
+
+
+def _read_meta(connection: sqlite3.Connection, path: Path, key: str) -> bytes:
+    found = connection.execute("SELECT value, crc FROM meta WHERE key = ?", (key,)).fetchone()
+    if not found or found[1] != zlib.crc32(found[0], zlib.crc32(key.encode())):
+        raise JournalDamaged(str(path), f"its {key} is missing or damaged")
+    value: bytes = found[0]
+    return value
+
+
+def _read_trim(connection: sqlite3.Connection, path: Path) -> TrimState:
+    return TrimState(*_TRIM.unpack(_read_meta(connection, path, "trim")))
+
+
+def read_entries(path: Path, after: int, last_seq: int, *, shared: bool) -> Iterator[Entry]:
+    """Yield the records after ``after`` up to ``last_seq`` and the kept ones below, judging every row.
+
+    ``shared``: whether this process may be writing to it meanwhile.
+    """
+    kept, kept_sum = 0, 0
+    try:
+        with closing(connect(path, "ro") if shared else _connect_to_judge(path)) as connection:
+            # One read transaction, so that rows and trim mark are of one moment.
+            connection.execute("BEGIN")
+            trim = _read_trim(connection, path)
+            for seq, row, running, crc in _rows(connection, path, 0, trim.mark):
+                kept, kept_sum = kept + 1, kept_sum + crc
+                yield Entry(seq, running, decode(row, f"{path} seq {seq}"))
+            if (kept, kept_sum) != (trim.kept, trim.kept_sum):
+                raise JournalDamaged(
+                    str(path), f"{trim.kept} records were kept up to seq {trim.mark}, these are not they"
+                )
+            expected = max(trim.mark, after) + 1
+            for seq, row, running, _ in _rows(connection, path, expected - 1, last_seq):
+                if seq != expected:
+                    break
+                expected += 1
+                yield Entry(seq, running, decode(row, f"{path} seq {seq}"))
+            if expected <= last_seq:
+                raise JournalDamaged(str(path), f"seq {expected} is missing")
+    except (sqlite3.Error, struct.error, TypeError, OverflowError) as error:
+        raise JournalDamaged(str(path), f"SQLite cannot read it ({error})") from None
+    except DataDamaged as error:
+        raise JournalDamaged(error.path, error.reason) from None
+
+
+def _rows(
+    connection: sqlite3.Connection, path: Path, after: int, up_to: int
+) -> Iterator[tuple[int, Row, float, int]]:
+    found = connection.execute(
+        "SELECT seq, kind, filter_id, running, crc, payload FROM journal"
+        " WHERE seq > ? AND seq <= ? ORDER BY seq",
+        (after, up_to),
+    )
+    for seq, kind, filter_id, running, crc, payload in found:
+        row = Row(kind, filter_id, payload)
+        if crc != row_crc(seq, row, running):
+            raise JournalDamaged(str(path), f"seq {seq} is damaged")
+        yield seq, row, running, crc

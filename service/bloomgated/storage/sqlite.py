@@ -1,0 +1,298 @@
+"""The embedded journal: SQLite, one writer thread, group commit.
+
+Everything queued goes into one transaction and one sync; the next group forms while it runs. There is no
+timer: a lone record waits for nobody, a crowd shares one sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from bloomgated.errors import JournalFailed, JournalQueueFull
+from bloomgated.storage.database import (
+    TrimState,
+    open_database,
+    open_to_write,
+    read_entries,
+    row_crc,
+    write_meta,
+)
+from bloomgated.storage.journal import Entry
+from bloomgated.storage.mark import IN_USE, MarkFile
+from bloomgated.storage.records import (
+    KIND_ADD,
+    KIND_CREATE,
+    KIND_DROP,
+    KIND_SNAPSHOTS,
+    Record,
+    Row,
+    encode,
+)
+
+# A slice of a trim ends after so many rows or bytes, whichever comes first, and gives back so many pages.
+TRIM_ROWS = 1000
+TRIM_BYTES = 4 << 20
+VACUUM_PAGES = 2048
+# What a row takes beside its payload, about.
+_ROW_BYTES = 64
+
+
+class SqliteJournal:
+    """A Journal in ``bloomgate.db`` of a data directory. See the port for what it promises."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        retention: float = 900.0,
+        max_queued_bytes: int = 64 << 20,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Judge or create it; blocks. ``retention`` in seconds of running time.
+
+        Raises JournalDamaged, and DirectoryUnusable where it cannot be created. One that exists is not
+        written to before ``start``.
+        """
+        self._opened = opened = open_database(directory)
+        self.journal_id = opened.journal_id
+        self._trim = opened.trim
+        self._last_seq = self._durable_seq = opened.last_seq
+        self._retention, self._max_queued_bytes = retention, max_queued_bytes
+        self._clock, self._running_base, self._running = clock, opened.running - clock(), opened.running
+        self.on_commit: Callable[[float, int], None] = lambda _seconds, _records: None
+        self.on_failure: Callable[[Exception], None] = lambda _error: None
+        self._failed: Exception | None = None
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._tickets = itertools.count()
+        self._queued_bytes = 0
+        # Shared with the writer thread, under the condition.
+        self._wake = threading.Condition()
+        self._queue: list[tuple[int, Row]] = []
+        self._trim_to = 0
+        self._closing = self._closed = False
+        # The writer thread's own, from start on.
+        self._connection: sqlite3.Connection | None = None
+        self._mark_file: MarkFile | None = None
+        # Live filters, with the seq of their newest Snapshots (0: none): what a trim must keep.
+        self._live: dict[int, int] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
+
+    def start(self) -> None:
+        """Begin to commit; called once, on the event loop, after recovery has read what is there.
+
+        Raises DirectoryUnusable where it cannot be written.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._connection, self._mark_file = open_to_write(self._opened)
+        for seq, kind, filter_id in self._connection.execute(
+            "SELECT seq, kind, filter_id FROM journal WHERE kind <> ? ORDER BY seq", (KIND_ADD,)
+        ):
+            self._note(seq, kind, filter_id)
+        self._thread.start()
+
+    # -- the port, on the event loop
+
+    @property
+    def last_seq(self) -> int:
+        """See Journal."""
+        return self._last_seq
+
+    @property
+    def durable_seq(self) -> int:
+        """See Journal."""
+        return self._durable_seq
+
+    @property
+    def trim_mark(self) -> int:
+        """See Journal."""
+        return self._trim.mark
+
+    @property
+    def failed(self) -> bool:
+        """Whether a commit has failed, so that nothing more is taken."""
+        return self._failed is not None
+
+    def append(self, records: Sequence[Record]) -> int:
+        """See Journal."""
+        if self._failed:
+            raise JournalFailed(str(self._failed))
+        if self._closing:
+            raise JournalFailed("the journal is closed")
+        # Encoded here and not in the writer: what cannot be encoded is its caller's failure alone.
+        rows = [encode(record) for record in records]
+        size = sum(map(_size, rows))
+        # A batch larger than the whole bound is taken when nothing else waits, or it could never be.
+        if self._queued_bytes and self._queued_bytes + size > self._max_queued_bytes:
+            raise JournalQueueFull(self._queued_bytes, self._max_queued_bytes)
+        self._queued_bytes += size
+        with self._wake:
+            for row in rows:
+                self._last_seq += 1
+                self._queue.append((self._last_seq, row))
+            self._wake.notify()
+        return self._last_seq
+
+    async def durable(self, seq: int) -> None:
+        """See Journal."""
+        if seq <= self._durable_seq:
+            return
+        if self._failed:
+            raise JournalFailed(str(self._failed))
+        if self._closed:
+            raise JournalFailed("the journal is closed")
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiters, (seq, next(self._tickets), future))
+        await future
+
+    def replay(self, after: int) -> Iterator[Entry]:
+        """See Journal."""
+        return read_entries(self._opened.path, after, self._durable_seq, shared=self._connection is not None)
+
+    def trim(self, up_to: int) -> None:
+        """See Journal."""
+        with self._wake:
+            self._trim_to = max(self._trim_to, min(up_to, self._durable_seq))
+            self._wake.notify()
+
+    async def close(self) -> None:
+        """See Journal."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread.ident:
+            await asyncio.to_thread(self._thread.join)
+        self._closed = True
+        self._fail_waiters("the journal is closed")
+        # After a failure this may fail too; what was acknowledged is safe already.
+        with suppress(sqlite3.Error, OSError):
+            if self._connection is not None:
+                self._connection.close()
+        with suppress(OSError):
+            if self._mark_file is not None:
+                self._mark_file.close()
+
+    def _committed(self, seq: int, size: int, seconds: float, records: int) -> None:
+        self._durable_seq = seq
+        self._queued_bytes -= size
+        while self._waiters and self._waiters[0][0] <= seq:
+            future = heapq.heappop(self._waiters)[2]
+            if not future.done():
+                future.set_result(None)
+        self.on_commit(seconds, records)
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = error
+        self._fail_waiters(str(error))
+        self.on_failure(error)
+
+    def _fail_waiters(self, reason: str) -> None:
+        for _, _, future in self._waiters:
+            if not future.done():
+                future.set_exception(JournalFailed(reason))
+        self._waiters.clear()
+
+    # -- the writer thread
+
+    def _write(self) -> None:
+        assert self._loop is not None
+        assert self._connection is not None
+        assert self._mark_file is not None
+        connection, mark_file = self._connection, self._mark_file
+        try:
+            while True:
+                with self._wake:
+                    while not (self._queue or self._closing or self._trim_to > self._trim.mark):
+                        self._wake.wait()
+                    if self._closing and not self._queue:
+                        return
+                    group, self._queue = self._queue, []
+                    trim_to = self._trim_to
+                if group:
+                    started = time.perf_counter()
+                    size = self._commit(connection, mark_file, group)
+                    seconds = time.perf_counter() - started
+                    self._loop.call_soon_threadsafe(self._committed, group[-1][0], size, seconds, len(group))
+                if trim_to > self._trim.mark:
+                    self._trim_slice(connection, trim_to)
+        except Exception as error:
+            # Whatever it was: never tried again, see the port.
+            self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _running_time(self) -> float:
+        # Never back: by seq, rows only ever get younger, and a trim relies on it.
+        self._running = max(self._running, self._running_base + self._clock())
+        return self._running
+
+    def _commit(
+        self, connection: sqlite3.Connection, mark_file: MarkFile, group: list[tuple[int, Row]]
+    ) -> int:
+        """Make a group durable, then move the mark. Returns the bytes it took off the queue."""
+        running = self._running_time()
+        rows = [
+            (seq, row.kind, row.filter_id, running, row_crc(seq, row, running), row.payload)
+            for seq, row in group
+        ]
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?)", rows)
+        connection.execute("COMMIT")
+        mark_file.write(IN_USE, rows[-1][0], rows[-1][4])
+        for seq, row in group:
+            self._note(seq, row.kind, row.filter_id)
+        return sum(_size(row) for _, row in group)
+
+    def _note(self, seq: int, kind: int, filter_id: int) -> None:
+        if kind == KIND_CREATE:
+            self._live[seq] = 0
+        elif kind == KIND_SNAPSHOTS and filter_id in self._live:
+            self._live[filter_id] = seq
+        elif kind == KIND_DROP:
+            self._live.pop(filter_id, None)
+
+    def _trim_slice(self, connection: sqlite3.Connection, up_to: int) -> None:
+        """Delete the oldest rows that are old enough, a slice of them, and store the mark with that."""
+        oldest = self._running_time() - self._retention
+        end, running, size = 0, 0.0, 0
+        for seq, written, length in connection.execute(
+            "SELECT seq, running, length(payload) FROM journal"
+            " WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?",
+            (self._trim.mark, up_to, TRIM_ROWS),
+        ).fetchall():
+            if written > oldest or size > TRIM_BYTES:
+                break
+            end, running, size = seq, written, size + length
+        if not end:
+            # Nothing is old enough yet; the next trim() asks again.
+            with self._wake:
+                self._trim_to = min(self._trim_to, self._trim.mark)
+            return
+        keep = [(seq,) for seq in itertools.chain(self._live, self._live.values()) if 0 < seq <= end]
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("CREATE TEMP TABLE IF NOT EXISTS keep (seq INTEGER PRIMARY KEY)")
+        connection.execute("DELETE FROM keep")
+        connection.executemany("INSERT INTO keep VALUES (?)", keep)
+        connection.execute("DELETE FROM journal WHERE seq <= ? AND seq NOT IN (SELECT seq FROM keep)", (end,))
+        kept, kept_sum = connection.execute(
+            "SELECT count(*), coalesce(sum(crc), 0) FROM journal WHERE seq <= ?", (end,)
+        ).fetchone()
+        trim = TrimState(end, kept, kept_sum, running)
+        write_meta(connection, "trim", trim.pack())
+        connection.execute("COMMIT")
+        self._trim = trim
+        # Freed pages are used again, so the file need not shrink at once; moving its tail costs writes.
+        (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        if free * 4 > pages:
+            connection.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+
+
+def _size(row: Row) -> int:
+    return _ROW_BYTES + len(row.payload)
