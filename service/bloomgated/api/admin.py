@@ -1,0 +1,37 @@
+"""AdminService: the verbs of operators."""
+
+from __future__ import annotations
+
+from bloomgate.v1 import admin_pb2 as pb
+from bloomgated.api import convert
+from bloomgated.api.interceptors import Context
+from bloomgated.gate import Gate
+
+
+class AdminService:
+    """One method per verb of bloomgate.v1.AdminService, over the gate."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def CreateFilter(self, request: pb.CreateFilterRequest, _: Context) -> pb.CreateFilterResponse:  # noqa: N802
+        """Create a filter, or find an equal one."""
+        stats, created = await self._gate.create(request.name, convert.asked_of(request.spec))
+        return pb.CreateFilterResponse(filter=convert.stats_message(stats), created=created)
+
+    async def ListFilters(self, _request: pb.ListFiltersRequest, _: Context) -> pb.ListFiltersResponse:  # noqa: N802
+        """Every filter, by name."""
+        return pb.ListFiltersResponse(filters=map(convert.stats_message, await self._gate.list()))
+
+    async def DropFilter(self, request: pb.DropFilterRequest, _: Context) -> pb.DropFilterResponse:  # noqa: N802
+        """Drop a filter for good."""
+        await self._gate.drop(request.name)
+        return pb.DropFilterResponse()
+
+    async def SnapshotFilter(  # noqa: N802
+        self, request: pb.SnapshotFilterRequest, _: Context
+    ) -> pb.SnapshotFilterResponse:
+        """Write a filter to disk now."""
+        return pb.SnapshotFilterResponse(
+            filter=convert.stats_message(await self._gate.snapshot(request.name))
+        )

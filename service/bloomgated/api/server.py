@@ -1,0 +1,104 @@
+"""The gRPC server: services, health and reflection on one port."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from bloomgate.v1 import admin_pb2, filters_pb2
+from bloomgated.api.admin import AdminService
+from bloomgated.api.filters import FilterService
+from bloomgated.api.interceptors import Bound, Handler, observed, translated
+from bloomgated.config import LimitsConfig
+from bloomgated.errors import AddressTaken
+from bloomgated.gate import Gate
+from bloomgated.metrics import CallMetrics
+
+_FILTERS: ServiceDescriptor = filters_pb2.DESCRIPTOR.services_by_name["FilterService"]
+_ADMIN: ServiceDescriptor = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+# What health answers for: the server as a whole, and each service.
+_NAMES = ("", _FILTERS.full_name, _ADMIN.full_name)
+
+
+class ApiServer:
+    """Serves the gate over gRPC. Health says NOT_SERVING until ``set_serving(True)``."""
+
+    def __init__(self, gate: Gate, limits: LimitsConfig, metrics: CallMetrics) -> None:
+        # Our own limit answers first, with a message that names it; gRPC's is what keeps memory bounded.
+        largest = 4 * limits.bytes_per_call + (1 << 20)
+        self._server = grpc.aio.server(
+            options=(
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", largest),
+                ("grpc.max_send_message_length", -1),
+                # Clients may keep an idle connection alive with a ping every ten seconds.
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 9000),
+            )
+        )
+        self._bound = Bound(limits.concurrent_calls)
+        self._metrics = metrics
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        for descriptor, service in ((_FILTERS, FilterService(gate)), (_ADMIN, AdminService(gate))):
+            self._register(descriptor, service)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (*_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+
+    def _register(self, descriptor: ServiceDescriptor, service: object) -> None:
+        handlers = {}
+        for method in descriptor.methods:
+            handler: Handler = getattr(service, method.name)
+            started, handled = self._metrics.of("unary", descriptor.full_name, method.name)
+            request: Any = GetMessageClass(method.input_type)
+            response: Any = GetMessageClass(method.output_type)
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(
+                observed(translated(self._bound.wrap(handler)), started, handled),
+                request_deserializer=request.FromString,
+                response_serializer=response.SerializeToString,
+            )
+        generic = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
+        self._server.add_generic_rpc_handlers((generic,))
+
+    def bind(self, host: str, port: int) -> int:
+        """Bind exclusively and return the port. Raises AddressTaken."""
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound = self._server.add_insecure_port(address)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise AddressTaken(
+                f"gRPC cannot listen on {address}: the port is taken, or the address is not here"
+            )
+        return bound
+
+    async def start(self) -> None:
+        """Begin to answer; health says NOT_SERVING."""
+        await self.set_serving(False)
+        await self._server.start()
+
+    async def set_serving(self, serving: bool) -> None:
+        """Change what health says, of the server and of each service."""
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in _NAMES:
+            await self._health.set(name, status)
+
+    async def stop(self, grace: float) -> None:
+        """Accept no call more, give those under way ``grace`` seconds, then end them and all streams."""
+        stopping = asyncio.ensure_future(self._server.stop(grace))
+        # Not the server's own wait: health watchers and reflection streams never end by themselves.
+        idle = asyncio.ensure_future(self._bound.idle())
+        await asyncio.wait((stopping, idle), timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        await self._server.stop(None)
+        await stopping

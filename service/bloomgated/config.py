@@ -1,0 +1,179 @@
+"""The daemon's settings: TOML file < environment < flags.
+
+Every knob has a usable default. A key is written ``journal.retention``: in the file a table and a key, in the
+environment ``BLOOMGATED__JOURNAL__RETENTION``, as a flag ``--set journal.retention=60``. An unknown key is
+an error wherever it stands. (The doubled underscore keeps clear of the variables that container platforms set
+for a service of this name.)
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from bloomgated.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "BLOOMGATED__"
+
+Seconds = Annotated[float, Meta(gt=0, le=10**9)]
+Bytes = Annotated[int, Meta(ge=1, le=2**50)]
+Count = Annotated[int, Meta(ge=1, le=2**31)]
+
+
+class JournalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The journal."""
+
+    retention: Annotated[float, Meta(ge=0, le=10**9)] = 900.0
+    """Seconds of running time that records are kept at least. Must exceed the longest time from an Add to its
+    caller's database commit."""
+    max_queued_bytes: Bytes = 64 << 20
+    """Bytes that may wait for the group commit; beyond, Adds are refused with a retry delay."""
+
+
+class SnapshotConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Snapshots."""
+
+    interval: Seconds = 300.0
+    """Seconds after which a changed filter is written again."""
+    journal_bytes: Bytes = 64 << 20
+    """Bytes journalled for one filter after which it is written earlier."""
+    check_every: Seconds = 5.0
+    """Seconds between looks at what is due."""
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one call may ask for, and what all filters may take."""
+
+    keys_per_call: Count = 100_000
+    bytes_per_key: Bytes = 64 << 10
+    bytes_per_call: Bytes = 16 << 20
+    """Bytes of all keys or digests of one call together."""
+    concurrent_calls: Count = 1000
+    """Calls under way at once; beyond, calls are refused with a retry delay."""
+    filters: Count = 1000
+    filter_bytes: Bytes = 1 << 30
+    """Bytes of one filter's bodies together."""
+    total_bytes: Bytes = 4 << 30
+    """Bytes of all filters' bodies together."""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All settings."""
+
+    data_dir: Annotated[str, Meta(min_length=1)] = "./data"
+    listen: str = "127.0.0.1:50051"
+    """HOST:PORT of gRPC; port 0 picks a free one."""
+    http: str = "127.0.0.1:9464"
+    """HOST:PORT of /metrics, /livez and /readyz."""
+    drain: Seconds = 10.0
+    """Seconds that calls under way get to finish when the daemon stops."""
+    log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
+    journal: JournalConfig = JournalConfig()
+    snapshot: SnapshotConfig = SnapshotConfig()
+    limits: LimitsConfig = LimitsConfig()
+
+
+def keys(struct: type[msgspec.Struct] = Config, prefix: str = "") -> Iterator[str]:
+    """Yield every key, dotted."""
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from keys(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def load(
+    file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]
+) -> tuple[Config, dict[str, str]]:
+    """Merge the three sources. Returns the settings and, per dotted key, where its value comes from.
+
+    Raises ConfigError naming the key and its source.
+    """
+    known = set(keys())
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(sorted(known), "default")
+    for name, given in (
+        (str(file), _from_file(file) if file else ()),
+        ("environment", _from_environment(environment)),
+        ("flag", flags.items()),
+    ):
+        for key, value in given:
+            if key not in known:
+                raise ConfigError(f"{name}: {key} is not a setting; `bloomgated config` lists them")
+            values[key], sources[key] = value, name
+    config = _convert(values, sources)
+    for key in ("listen", "http"):
+        split_address(key, getattr(config, key), sources[key])
+    return config, sources
+
+
+def _from_file(file: Path) -> Iterable[tuple[str, Any]]:
+    try:
+        return list(_flatten(tomllib.loads(file.read_text())))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not TOML ({error})") from None
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, value in environment.items():
+        if name.startswith(ENVIRONMENT_PREFIX):
+            yield name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "."), value
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _convert(values: Mapping[str, Any], sources: Mapping[str, str]) -> Config:
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *tables, last = key.split(".")
+        at = nested
+        for table in tables:
+            at = at.setdefault(table, {})
+        at[last] = value
+    try:
+        # Not strict: what the environment and the flags bring is text.
+        return msgspec.convert(nested, Config, strict=False)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at ")
+        key = path.strip("`").removeprefix("$.")
+        raise ConfigError(f"{sources.get(key, 'settings')}: {key}: {reason}") from None
+
+
+def split_address(key: str, address: str, source: str = "settings") -> tuple[str, int]:
+    """HOST and PORT of an address; an IPv6 host stands in brackets. Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{source}: {key}: {address!r} is not HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def to_toml(config: Config, sources: Mapping[str, str]) -> str:
+    """The settings as TOML, each with a comment that says where its value comes from."""
+    plain = dict(_flatten(msgspec.to_builtins(config)))
+    width = max(len(key.rpartition(".")[2]) + len(_toml(value)) for key, value in plain.items()) + 3
+    lines, table = [], ""
+    for key in sorted(plain, key=lambda key: ("." in key, key.partition(".")[0])):
+        head, _, name = key.rpartition(".")
+        if head != table:
+            lines += ["", f"[{head}]"]
+            table = head
+        lines.append(f"{f'{name} = {_toml(plain[key])}':<{width}}  # {sources[key]}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    # Every value is a number or a text, and of those JSON's form is TOML's too.
+    return msgspec.json.encode(value).decode()

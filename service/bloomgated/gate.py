@@ -1,0 +1,358 @@
+"""The verbs: the one door for every edge.
+
+A check reads the catalog once and probes; no lock, no disk, no wait. An Add probes, queues its journal
+records and sets its bits in one step without an await, then waits for the group commit: when it is
+acknowledged it is durable, and no snapshot or later Add can have seen it half done.
+
+All methods run on one event loop. Errors are ``bloomgate.errors``, the kernel's, and the journal's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import weakref
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bloomgate import errors
+from bloomgate.filters import DIGEST_BYTES, AddPlan, BloomFilter, FilterSpec, Segment
+from bloomgate.filters import FilterFull as KernelFull
+from bloomgated.catalog import Catalog, Entry
+from bloomgated.config import LimitsConfig
+from bloomgated.snapshotter import Snapshotter
+from bloomgated.storage.journal import Journal
+from bloomgated.storage.records import Add, Create, Drop, Grow
+from bloomgated.storage.recovery import Recovered
+
+log = logging.getLogger(__name__)
+
+# Keys hashed or probed before the loop gets to breathe: about two milliseconds.
+SLICE_KEYS = 8192
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What a caller asks about or adds: encoded keys, or digests made under the hash spec ``hash_id``."""
+
+    keys: tuple[bytes, ...] = ()
+    digests: bytes = b""
+    hash_id: int = 0
+
+    def __len__(self) -> int:
+        return len(self.keys) or len(self.digests) // DIGEST_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A spec as a caller asks for it. ``seed`` None: any is equal."""
+
+    spec: FilterSpec
+    seed: int | bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """An entry with what takes a moment to find out: set bits per body, the error rate that they give, and
+    the last durable seq. A DAMAGED entry has no bodies, and every absent key of it goes through: rate 1."""
+
+    entry: Entry
+    bits_set: tuple[int, ...]
+    expected_error_rate: float
+    journal_seq: int
+
+
+def check_name(name: str, field: str = "filter") -> str:
+    """Return ``name`` if a filter can have it. Raises InvalidRequest."""
+    if not NAME.fullmatch(name):
+        raise errors.InvalidRequest(field, f"{field} must match {NAME.pattern}")
+    return name
+
+
+class Gate:
+    """Named filters over a journal. Serves nothing before ``open``."""
+
+    def __init__(self, limits: LimitsConfig) -> None:
+        self.limits = limits
+        self.catalog = Catalog()
+        self._journal: Journal | None = None
+        self._snapshotter: Snapshotter | None = None
+        self._creating: dict[int, int] = {}
+        """Filters whose creation is not durable yet: id -> bytes."""
+        self._name_locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._whole: set[asyncio.Task[Any]] = set()
+
+    def open(self, journal: Journal, snapshotter: Snapshotter, recovered: list[Recovered]) -> None:
+        """Begin to serve what recovery found."""
+        self._journal, self._snapshotter = journal, snapshotter
+        self.catalog = Catalog(
+            {
+                each.name: Entry(
+                    filter_id=each.filter_id,
+                    name=each.name,
+                    spec=each.spec,
+                    bloom=each.bloom,
+                    damage=each.damage,
+                    generation=each.generation,
+                    last_seq=each.last_seq,
+                    files=each.files,
+                    journal_bytes=each.journal_bytes,
+                )
+                for each in recovered
+            }
+        )
+
+    @property
+    def opened(self) -> bool:
+        """Whether ``open`` was called."""
+        return self._journal is not None
+
+    @property
+    def journal(self) -> Journal:
+        """The open journal. Raises NotServing before ``open``."""
+        if self._journal is None:
+            raise errors.NotServing("bloomgated is recovering")
+        return self._journal
+
+    @property
+    def snapshotter(self) -> Snapshotter:
+        """The open snapshotter. Raises NotServing before ``open``."""
+        if self._snapshotter is None:
+            raise errors.NotServing("bloomgated is recovering")
+        return self._snapshotter
+
+    # -- for services
+
+    async def might_contain(self, name: str, keys: Keys) -> tuple[list[bool], bool]:
+        """Per key, in order, whether the filter might contain it; and whether it could prove any "no"."""
+        entry = self._entry(name)
+        self._check_hash_id(entry, keys)
+        bloom = entry.bloom
+        if bloom is None:
+            entry.checks.unsure += len(keys)
+            return [True] * len(keys), True
+        if len(keys) <= SLICE_KEYS:
+            answers = bloom.might_contain_digests(keys.digests or entry.spec.hasher.digests(keys.keys))
+        else:
+            answers = []
+            for part in _slices(keys):
+                answers += bloom.might_contain_digests(part.digests or entry.spec.hasher.digests(part.keys))
+                await asyncio.sleep(0)
+        hits = sum(answers)
+        entry.checks.hit += hits
+        entry.checks.skip += len(answers) - hits
+        return answers, False
+
+    async def add(self, name: str, keys: Keys) -> tuple[list[bool], int]:
+        """Add keys; once this returns they are durable. Per key whether it was certainly new, and the seq."""
+        entry = self._entry(name)
+        self._check_hash_id(entry, keys)
+        digests = keys.digests
+        if keys.keys:
+            parts = []
+            for part in _slices(keys):
+                parts.append(entry.spec.hasher.digests(part.keys))
+                if len(part) == SLICE_KEYS:
+                    await asyncio.sleep(0)
+            digests = b"".join(parts)
+        if self.catalog.get(name) is not entry or entry.dropping:
+            raise errors.FilterNotFound(name)
+        if not digests:
+            return [], self.journal.durable_seq
+        was_new, seq = self._add_step(entry, digests)
+        await self.journal.durable(seq)
+        entry.adds += len(was_new)
+        return was_new, seq
+
+    def _add_step(self, entry: Entry, digests: bytes) -> tuple[list[bool], int]:
+        """Probe, queue, set: one step, never an await in it."""
+        if entry.bloom is None:
+            # Kept for the rebuild that makes the filter whole again; what was there before is not known.
+            plan = AddPlan([False] * (len(digests) // DIGEST_BYTES), (Segment(0, digests, 0),))
+        else:
+            plan = self._plan(entry, entry.bloom, digests)
+        records = [
+            Add(entry.filter_id, step) if isinstance(step, Segment) else Grow(entry.filter_id, step)
+            for step in plan.steps
+        ]
+        # The journal may refuse, so it comes first; no bit is set that is not queued.
+        seq = self.journal.append(records)
+        if entry.bloom is not None:
+            entry.bloom.apply(plan)
+        entry.last_seq = self.snapshotter.content_seq = seq
+        entry.journal_bytes += len(digests)
+        return plan.was_new, seq
+
+    def _plan(self, entry: Entry, bloom: BloomFilter, digests: bytes) -> AddPlan:
+        budget = min(
+            self.limits.filter_bytes - bloom.memory_bytes, self.limits.total_bytes - self.memory_bytes
+        )
+        try:
+            return bloom.plan_add(digests, max(0, budget))
+        except KernelFull as full:
+            raise errors.FilterFull(entry.name, full.limit, full.allowed, full.needed) from None
+
+    async def stats(self, name: str) -> Stats:
+        """What a filter is, how full it is and what it saved."""
+        return await self._stats(self._entry(name))
+
+    def report_outcomes(self, name: str, found: int, not_found: int, false_no: int) -> None:
+        """Count what the authority said after hits."""
+        outcomes = self._entry(name).outcomes
+        outcomes.found += found
+        outcomes.not_found += not_found
+        outcomes.false_no += false_no
+        if false_no:
+            log.error("the authority has %d keys that %s answered a definite no for", false_no, name)
+
+    def hash_spec(self, name: str) -> FilterSpec:
+        """The spec whose hasher makes the filter's digests."""
+        return self._entry(name).spec
+
+    # -- for operators
+
+    async def create(self, name: str, asked: Asked) -> tuple[Stats, bool]:
+        """Create a filter, or find that an equal one exists (False)."""
+        check_name(name, "name")
+        return await self._to_the_end(self._create(name, asked))
+
+    async def _create(self, name: str, asked: Asked) -> tuple[Stats, bool]:
+        async with self._name_lock(name):
+            entry = self.catalog.get(name)
+            if entry is not None:
+                if differing := _differing_field(entry.spec, asked):
+                    raise errors.FilterExists(name, differing)
+                return await self._stats(entry), False
+            self._check_room(asked.spec.first_body.nbytes)
+            filter_id = self.journal.append([Create(name, asked.spec)])
+            self._creating[filter_id] = asked.spec.first_body.nbytes
+            try:
+                await self.journal.durable(filter_id)
+                entry = Entry(filter_id, name, asked.spec, BloomFilter.of(asked.spec), last_seq=filter_id)
+                self.catalog = self.catalog.with_entry(entry)
+                self.snapshotter.content_seq = max(self.snapshotter.content_seq, filter_id)
+            finally:
+                del self._creating[filter_id]
+            log.info("created filter %s", name)
+            return await self._stats(entry), True
+
+    async def list(self) -> list[Stats]:
+        """Every filter, by name."""
+        _ = self.journal  # NotServing rather than an empty list
+        return [await self._stats(entry) for entry in self.catalog]
+
+    async def drop(self, name: str) -> None:
+        """Drop a filter for good; once this returns its name is free."""
+        await self._to_the_end(self._drop(name))
+
+    async def _drop(self, name: str) -> None:
+        async with self._name_lock(name):
+            entry = self._entry(name)
+            seq = self.journal.append([Drop(entry.filter_id)])
+            # Checks go on until the drop is durable; an Add behind it in the journal would be lost.
+            entry.dropping = True
+            await self.journal.durable(seq)
+            self.catalog = self.catalog.without(name)
+            self.snapshotter.content_seq = max(self.snapshotter.content_seq, seq)
+            await self.snapshotter.forget(entry)
+            log.info("dropped filter %s", name)
+
+    async def snapshot(self, name: str) -> Stats:
+        """Write a filter to disk now."""
+        entry = self._entry(name)
+        await self._to_the_end(self.snapshotter.snapshot(entry))
+        return await self._stats(entry)
+
+    async def tend(self) -> None:
+        """Take the snapshots that are due and trim the journal; called every few seconds."""
+        await self.snapshotter.tend(lambda: self.catalog, self._creating)
+
+    async def finish(self) -> None:
+        """Wait for creations, drops and snapshots under way; called once no new call comes in."""
+        while self._whole:
+            await asyncio.wait(self._whole)
+
+    # -- shared
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all filters' bodies, those being created included."""
+        return sum(entry.memory_bytes for entry in self.catalog) + sum(self._creating.values())
+
+    def _entry(self, name: str) -> Entry:
+        entry = self.catalog.get(name)
+        if entry is None:
+            check_name(name)
+            if self._journal is None:
+                raise errors.NotServing("bloomgated is recovering")
+            raise errors.FilterNotFound(name)
+        return entry
+
+    def _check_hash_id(self, entry: Entry, keys: Keys) -> None:
+        if keys.digests and keys.hash_id != entry.spec.hasher.hash_id:
+            raise errors.StaleHashId(entry.name)
+
+    def _check_room(self, nbytes: int) -> None:
+        filters = len(self.catalog) + len(self._creating) + 1
+        for limit, value, allowed in (
+            ("filters", filters, self.limits.filters),
+            ("filter_bytes", nbytes, self.limits.filter_bytes),
+            ("total_bytes", self.memory_bytes + nbytes, self.limits.total_bytes),
+        ):
+            if value > allowed:
+                raise errors.LimitExceeded(limit, value, allowed)
+
+    async def _stats(self, entry: Entry) -> Stats:
+        # Off the loop: counting a large body's bits takes longer than a check may wait.
+        bits_set, error_rate = await asyncio.to_thread(count_bits, entry.bloom)
+        return Stats(entry, bits_set, error_rate, self.journal.durable_seq)
+
+    def _name_lock(self, name: str) -> asyncio.Lock:
+        return self._name_locks.setdefault(name, asyncio.Lock())
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` to its end even if the caller goes away: half a creation would be no creation."""
+        task = asyncio.ensure_future(work)
+        self._whole.add(task)
+        task.add_done_callback(self._whole.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # Nobody is left to hear how it ends; without this the loop would complain of that.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
+
+
+def count_bits(bloom: BloomFilter | None) -> tuple[tuple[int, ...], float]:
+    """Set bits per body, and the error rate that they give. Any thread may ask."""
+    if bloom is None:
+        return (), 1.0
+    return tuple(body.bits_set for body in bloom.bodies), bloom.expected_error_rate
+
+
+def _slices(keys: Keys) -> Iterator[Keys]:
+    for start in range(0, len(keys), SLICE_KEYS):
+        stop = start + SLICE_KEYS
+        yield Keys(
+            keys.keys[start:stop], keys.digests[start * DIGEST_BYTES : stop * DIGEST_BYTES], keys.hash_id
+        )
+
+
+def _differing_field(spec: FilterSpec, asked: Asked) -> str:
+    """The first field in which an existing filter differs from the one asked for, or ""."""
+    pairs = {
+        "kind": (spec.kind, asked.spec.kind),
+        "capacity": (spec.capacity, asked.spec.capacity),
+        "error_rate": (spec.error_rate, asked.spec.error_rate),
+        "on_full": (spec.on_full, asked.spec.on_full),
+        "hash_scheme": (spec.hasher.scheme, asked.spec.hasher.scheme),
+        "key_format": (spec.key_format, asked.spec.key_format),
+    }
+    if asked.seed is not None:
+        pairs["seed"] = (spec.hasher.seed, asked.seed)
+    return next((field for field, (one, other) in pairs.items() if one != other), "")

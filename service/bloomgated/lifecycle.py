@@ -1,0 +1,160 @@
+"""The life of the daemon: start, serve, drain, stop.
+
+Start: lock the directory, bind both ports, answer health with NOT_SERVING, recover, serve, ready. A clean stop
+says NOT_SERVING first, accepts nothing more, lets the calls under way finish within a bound, writes what
+changed, closes the journal. A failed journal ends the process the same way, but with an error and without
+snapshots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from bloomgated.api.server import ApiServer
+from bloomgated.config import Config, split_address
+from bloomgated.gate import Gate
+from bloomgated.metrics import CallMetrics, FilterCollector, JournalMetrics
+from bloomgated.snapshotter import Snapshotter
+from bloomgated.storage.directory import DirectoryLock
+from bloomgated.storage.recovery import Recovered, recover
+from bloomgated.storage.snapshots import SnapshotStore
+from bloomgated.storage.sqlite import SqliteJournal
+from bloomgated.web.server import WebServer
+
+log = logging.getLogger(__name__)
+
+EXIT_JOURNAL_FAILED = 3
+EXIT_FORCED = 4
+
+
+class Daemon:
+    """Everything that runs, built here and passed in."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._registry = CollectorRegistry()
+        self._gate = Gate(config.limits)
+        self._registry.register(FilterCollector(self._gate))
+        self._journal_metrics = JournalMetrics(self._registry)
+        self._api = ApiServer(self._gate, config.limits, CallMetrics(self._registry))
+        self._web = WebServer(self._registry, self._not_ready)
+        self._journal: SqliteJournal | None = None
+        self._stop = asyncio.Event()
+        self._state = "recovering"
+        self._exit_code = 0
+
+    def _not_ready(self) -> str:
+        return "" if self._state == "serving" else self._state
+
+    async def run(self) -> int:
+        """Live a whole life; returns the exit code. Raises StartError where it cannot begin."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        directory = Path(self._config.data_dir)
+        lock = DirectoryLock(directory)
+        try:
+            grpc_address, http_address = await self._listen()
+            try:
+                opening = asyncio.ensure_future(self._open(directory))
+                stopping = asyncio.ensure_future(self._stop.wait())
+                await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+                await opening
+                if not self._stop.is_set():
+                    self._state = "serving"
+                    await self._api.set_serving(True)
+                    print(f"bloomgated ready grpc={grpc_address} http={http_address}", flush=True)
+                    log.info(
+                        "ready: grpc=%s http=%s filters=%d",
+                        grpc_address,
+                        http_address,
+                        len(self._gate.catalog),
+                    )
+                    await self._serve(stopping)
+            finally:
+                await self._drain()
+        finally:
+            lock.release()
+        return self._exit_code
+
+    async def _listen(self) -> tuple[str, str]:
+        host, port = split_address("listen", self._config.listen)
+        http_host, http_port = split_address("http", self._config.http)
+        port = self._api.bind(host, port)
+        http_port = await self._web.start(http_host, http_port)
+        await self._api.start()
+        return _address(host, port), _address(http_host, http_port)
+
+    async def _open(self, directory: Path) -> None:
+        """Recover, off the loop: health must answer NOT_SERVING meanwhile."""
+        config = self._config
+        journal, store, recovered = await asyncio.to_thread(_recover, directory, config)
+        self._journal = journal
+        journal.on_commit = self._journal_metrics.committed
+        journal.on_failure = self._on_journal_failure
+        journal.start()
+        snapshotter = Snapshotter(
+            journal, store, interval=config.snapshot.interval, journal_bytes=config.snapshot.journal_bytes
+        )
+        self._gate.open(journal, snapshotter, recovered)
+        for each in recovered:
+            if each.bloom is None:
+                log.error("filter %s is DAMAGED, its checks are answered maybe: %s", each.name, each.damage)
+
+    async def _serve(self, stopping: asyncio.Task[bool]) -> None:
+        """Tend the filters until told to stop."""
+        while not stopping.done():
+            await asyncio.wait((stopping,), timeout=self._config.snapshot.check_every)
+            if not stopping.done():
+                try:
+                    await self._gate.tend()
+                except Exception:
+                    # The journal's failure stops the daemon by itself; anything else may pass by then.
+                    log.exception("tending the filters failed")
+
+    async def _drain(self) -> None:
+        self._state = "draining"
+        await self._api.set_serving(False)
+        log.info("draining")
+        await self._api.stop(self._config.drain)
+        if self._journal is not None:
+            if self._gate.opened and not self._journal.failed:
+                await self._gate.finish()
+                await self._gate.snapshotter.write_changed(self._gate.catalog)
+            await self._journal.close()
+        await self._web.stop()
+        log.info("stopped")
+
+    def _on_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._stop.is_set():
+            log.warning("%s again: not waiting any longer; the journal has all that was acknowledged", name)
+            sys.stderr.flush()
+            os._exit(EXIT_FORCED)
+        log.info("%s: stopping", name)
+        self._stop.set()
+
+    def _on_journal_failure(self, error: Exception) -> None:
+        log.critical("the journal failed, stopping: %s", error)
+        self._state = "journal failed"
+        self._exit_code = EXIT_JOURNAL_FAILED
+        self._stop.set()
+
+
+def _recover(directory: Path, config: Config) -> tuple[SqliteJournal, SnapshotStore, list[Recovered]]:
+    journal = SqliteJournal(
+        directory, retention=config.journal.retention, max_queued_bytes=config.journal.max_queued_bytes
+    )
+    store = SnapshotStore(directory)
+    return journal, store, recover(journal, store)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,110 @@
+"""The ``bloomgated`` command: serve, healthcheck, config."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bloomgate import __version__
+from bloomgated import config as settings
+from bloomgated.errors import StartError
+
+EXIT_REFUSED = 1
+
+
+def _options(command: Any) -> Any:
+    for option in (
+        click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other setting."),
+        click.option("--http", help="HOST:PORT of /metrics, /livez and /readyz."),
+        click.option("--listen", help="HOST:PORT of gRPC; port 0 picks a free one."),
+        click.option("--data-dir", help="Where the journal and the snapshots are."),
+        click.option("--config", "file", type=click.Path(path_type=Path), help="A TOML file of settings."),
+    ):
+        command = option(command)
+    return command
+
+
+def _load(
+    file: Path | None, data_dir: str | None, listen: str | None, http: str | None, pairs: tuple[str, ...]
+) -> tuple[settings.Config, dict[str, str]]:
+    flags = {"data_dir": data_dir, "listen": listen, "http": http}
+    given: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise click.UsageError(f"--set takes KEY=VALUE, got {pair!r}")
+        given[key] = value
+    return settings.load(file, os.environ, given)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="bloomgated")
+def cli() -> None:
+    """The daemon that hosts named Bloom filters."""
+
+
+@cli.command()
+@_options
+def serve(**flags: Any) -> None:
+    """Serve the filters of a data directory until SIGTERM or SIGINT.
+
+    Prints one line on stdout once it is ready; logs JSON on stderr.
+    """
+    config, _ = _load(**flags)
+    # Here, not above: healthcheck and config need neither the server nor its start-up time.
+    from bloomgated import logs
+    from bloomgated.lifecycle import Daemon
+
+    logs.configure(config.log_level)
+
+    async def live() -> int:
+        return await Daemon(config).run()
+
+    sys.exit(asyncio.run(live()))
+
+
+@cli.command()
+@_options
+@click.option("--timeout", default=2.0, show_default=True, help="Seconds to wait for an answer.")
+def healthcheck(timeout: float, **flags: Any) -> None:
+    """Exit 0 if the daemon of these settings says SERVING, 1 otherwise. For containers."""
+    config, _ = _load(**flags)
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    host, port = settings.split_address("listen", config.listen)
+    # An address that means "every interface" is reached through the loopback one.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        with grpc.insecure_channel(target) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            status = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout).status
+    except grpc.RpcError as error:
+        click.echo(f"{target}: {error.code().name}", err=True)
+        sys.exit(1)
+    name = health_pb2.HealthCheckResponse.ServingStatus.Name(status)
+    click.echo(f"{target}: {name}", err=True)
+    sys.exit(0 if status == health_pb2.HealthCheckResponse.SERVING else 1)
+
+
+@cli.command("config")
+@_options
+def show_config(**flags: Any) -> None:
+    """Print the effective settings as TOML, each with the source of its value."""
+    config, sources = _load(**flags)
+    click.echo(settings.to_toml(config, sources), nl=False)
+
+
+def main() -> None:
+    """Run the command; what the operator did wrong is one sentence on stderr."""
+    try:
+        cli()
+    except StartError as error:
+        click.echo(f"bloomgated: {error}", err=True)
+        sys.exit(EXIT_REFUSED)

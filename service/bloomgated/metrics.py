@@ -1,0 +1,182 @@
+"""What operators see, for Prometheus.
+
+Filters count in plain integers on their entries; a collector reads them when it is asked, so a check costs no
+metric, a series exists from its filter's creation, at zero, and goes with its filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from bloomgate import __version__
+from bloomgated.catalog import Entry
+from bloomgated.gate import Gate, count_bits
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+CALL_BUCKETS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1, 2.5e-1, 5e-1, 1.0)
+COMMIT_BUCKETS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0)
+GROUP_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class CallMetrics:
+    """gRPC calls, under the names that existing gRPC dashboards know."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ("grpc_type", "grpc_service", "grpc_method")
+        self._started = Counter("grpc_server_started_total", "Calls started.", labels, registry=registry)
+        self._handled = Counter(
+            "grpc_server_handled_total", "Calls ended, by code.", (*labels, "grpc_code"), registry=registry
+        )
+        self._seconds = Histogram(
+            "grpc_server_handling_seconds", "Seconds from start to end of a call.", labels,
+            buckets=CALL_BUCKETS, registry=registry,
+        )  # fmt: skip
+
+    def of(
+        self, call_type: str, service: str, method: str
+    ) -> tuple[Callable[[], None], Callable[[str, float], None]]:
+        """What to call when a call of ``method`` starts, and with code and seconds when it has ended."""
+        labels = (call_type, service, method)
+        started, seconds = self._started.labels(*labels), self._seconds.labels(*labels)
+        by_code = {"OK": self._handled.labels(*labels, "OK")}
+
+        def handled(code: str, duration: float) -> None:
+            counter = by_code.get(code)
+            if counter is None:
+                counter = by_code[code] = self._handled.labels(*labels, code)
+            counter.inc()
+            seconds.observe(duration)
+
+        return started.inc, handled
+
+
+class JournalMetrics:
+    """The group commit."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram(
+            "bloomgate_journal_commit_seconds", "Seconds of a group commit, its sync included.",
+            buckets=COMMIT_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self._records = Histogram(
+            "bloomgate_journal_group_size",
+            "Records of a group commit.",
+            buckets=GROUP_BUCKETS,
+            registry=registry,
+        )
+
+    def committed(self, seconds: float, records: int) -> None:
+        """Count a commit."""
+        self._seconds.observe(seconds)
+        self._records.observe(records)
+
+
+# Name, help, value of one entry; collected per filter.
+_COUNTERS: tuple[tuple[str, str, Callable[[Entry], float]], ...] = (
+    ("bloomgate_adds_total", "Keys of acknowledged Adds.", lambda entry: entry.adds),
+    (
+        "bloomgate_snapshot_failures_total",
+        "Snapshots that could not be written.",
+        lambda entry: entry.snapshot_failures,
+    ),
+)
+_GAUGES: tuple[tuple[str, str, Callable[[Entry], float]], ...] = (
+    ("bloomgate_filter_capacity", "Keys the filter is planned for.", lambda entry: entry.spec.capacity),
+    ("bloomgate_filter_target_error_rate", "Error rate asked for.", lambda entry: entry.spec.error_rate),
+    ("bloomgate_filter_generation", "Which body is current.", lambda entry: entry.generation),
+    ("bloomgate_filter_memory_bytes", "Bytes of the bodies.", lambda entry: entry.memory_bytes),
+    (
+        "bloomgate_filter_approximate_count",
+        "Keys that were certainly new.",
+        lambda entry: entry.bloom.approximate_count if entry.bloom else 0,
+    ),
+    ("bloomgate_filter_bits", "Bits of the bodies.", lambda entry: entry.bloom.bits if entry.bloom else 0),
+)
+
+
+class FilterCollector(Collector):
+    """Reads the catalog when Prometheus asks. Runs in any thread."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def collect(self) -> Iterable[Metric]:
+        """Every family, with a sample per filter."""
+        entries = list(self._gate.catalog)
+        for name, text, value in _COUNTERS:
+            yield _family(CounterMetricFamily, name, text, entries, value)
+        for name, text, value in _GAUGES:
+            yield _family(GaugeMetricFamily, name, text, entries, value)
+        yield from _fill(entries)
+        yield from _labelled(entries)
+        yield from _snapshots(entries)
+        journal = GaugeMetricFamily("bloomgate_journal_seq", "The last durable journal position.")
+        if self._gate.opened:
+            journal.add_metric((), self._gate.journal.durable_seq)
+        yield journal
+        yield InfoMetricFamily("bloomgate_build", "What is running.", {"version": __version__})
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not read the catalog."""
+        return ()
+
+
+def _family(
+    kind: type[Any], name: str, text: str, entries: list[Entry], value: Callable[[Entry], float]
+) -> Metric:
+    family: Metric = kind(name, text, labels=("filter",))
+    for entry in entries:
+        family.add_metric((entry.name,), value(entry))  # type: ignore[attr-defined]
+    return family
+
+
+def _fill(entries: list[Entry]) -> Iterator[Metric]:
+    bits = GaugeMetricFamily("bloomgate_filter_bits_set", "Set bits of the bodies.", labels=("filter",))
+    rate = GaugeMetricFamily(
+        "bloomgate_filter_expected_error_rate", "Error rate that the set bits give.", labels=("filter",)
+    )
+    for entry in entries:
+        bits_set, error_rate = count_bits(entry.bloom)
+        bits.add_metric((entry.name,), sum(bits_set))
+        rate.add_metric((entry.name,), error_rate)
+    yield from (bits, rate)
+
+
+def _labelled(entries: list[Entry]) -> Iterator[Metric]:
+    checks = CounterMetricFamily(
+        "bloomgate_checks_total", "Checks, by what they counted as.", labels=("filter", "result", "via")
+    )
+    outcomes = CounterMetricFamily(
+        "bloomgate_outcomes_total", "What the authority said, as reported.", labels=("filter", "outcome")
+    )
+    state = GaugeMetricFamily(
+        "bloomgate_filter_state", "1 for the state a filter is in.", labels=("filter", "state")
+    )
+    for entry in entries:
+        for result in ("skip", "hit", "unsure"):
+            checks.add_metric((entry.name, result, "rpc"), getattr(entry.checks, result))
+        for outcome in ("found", "not_found", "false_no"):
+            outcomes.add_metric((entry.name, outcome), getattr(entry.outcomes, outcome))
+        for each in ("READY", "DAMAGED"):
+            state.add_metric((entry.name, each.lower()), float(entry.state == each))
+    yield from (checks, outcomes, state)
+
+
+def _snapshots(entries: list[Entry]) -> Iterator[Metric]:
+    seq = GaugeMetricFamily(
+        "bloomgate_snapshot_seq", "Up to where the newest snapshot reaches.", labels=("filter",)
+    )
+    written = GaugeMetricFamily(
+        "bloomgate_snapshot_timestamp_seconds", "When the newest snapshot was written.", labels=("filter",)
+    )
+    for entry in entries:
+        newest = entry.files[-1] if entry.files else None
+        seq.add_metric((entry.name,), newest.stamp if newest else 0)
+        written.add_metric((entry.name,), newest.time if newest else 0)
+    yield from (seq, written)

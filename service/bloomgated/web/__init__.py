@@ -1,0 +1,1 @@
+"""The HTTP edge, on a port of its own."""

@@ -1,0 +1,85 @@
+"""A real bloomgated process on free loopback ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+
+from bloomgate.v1 import admin_pb2_grpc, filters_pb2_grpc
+
+COMMAND = [sys.executable, "-c", "from bloomgated.main import main; main()"]
+
+
+class DaemonProcess:
+    """``bloomgated serve`` on ``directory``, started and ready when the constructor returns."""
+
+    def __init__(
+        self, directory: Path, *flags: str, listen: str = "127.0.0.1:0", http: str = "127.0.0.1:0"
+    ) -> None:
+        self.directory = directory
+        self.log_path = directory.parent / f"{directory.name}.log"
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, "serve", "--data-dir", str(directory), "--listen", listen, "--http", http, *flags],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={k: v for k, v in os.environ.items() if not k.startswith("BLOOMGATED__")},
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line.startswith("bloomgated ready "):
+            self.process.wait(10)
+            raise AssertionError(f"bloomgated did not start: {line!r}\n{self.log()}")
+        addresses = dict(word.split("=", 1) for word in line.split()[2:])
+        self.grpc, self.http = addresses["grpc"], addresses["http"]
+
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self.log_path.read_text()
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of an HTTP GET."""
+        try:
+            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=10) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        self._end(signal.SIGKILL)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """SIGTERM, and return the exit code."""
+        return self._end(number)
+
+    def _end(self, number: int) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(30)
+        if self.process.stdout:
+            self.process.stdout.close()
+        return code
+
+    @contextlib.contextmanager
+    def stubs(self) -> Iterator[tuple[filters_pb2_grpc.FilterServiceStub, admin_pb2_grpc.AdminServiceStub]]:
+        """Raw stubs of both services."""
+        with grpc.insecure_channel(self.grpc) as channel:
+            yield filters_pb2_grpc.FilterServiceStub(channel), admin_pb2_grpc.AdminServiceStub(channel)
+
+
+def refused(*arguments: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+    """Run ``bloomgated`` with arguments that make it end by itself."""
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=timeout, check=False
+    )
