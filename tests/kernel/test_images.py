@@ -28,7 +28,7 @@ from bloomgate.filters import (
 GOLDEN = Path(__file__).parent.parent / "golden"
 GOLDEN_SHA256 = {
     "v1-fixed.bloom": "f154564e77b61fedeb1a7e7feccdb50aaa0555cbdbf8bfda16b8a071ea24ce55",
-    "v1-grown.bloom": "54e3e87f49ca290b8966513d5801a6174fc5f0430fefb21b78747e696e8756d6",
+    "v1-grown.bloom": "3519a616bfd31eb5629e66a303d9e692cac67ba2fab052dd0ca43fcf90f70996",
     "v1-keyed.bloom": "7751450ee30dbf3cfc9a8826f874d5382c4013a3a8de22be873d6672eb926518",
     "v1-sized.bloom": "41164152c0ac0df71d76bf229bfccfe0efaf46e8cedd142dc771bd5578ae149b",
 }

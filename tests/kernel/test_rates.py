@@ -113,14 +113,17 @@ class ReducedEarly:
         return found
 
 
-def hits_of(kind: type, capacity: int, error_rate: float, probes: int, filters: int) -> int:
+def planned(capacity: int, error_rate: float) -> BodySpec:
+    return FilterSpec.plan(capacity, error_rate, on_full="reject", seed=0).first_body
+
+
+def hits_of(kind: type, spec: BodySpec, error_rate: float, probes: int, filters: int) -> int:
     """Hits of absent digests over several full bodies, so that no single lucky one is measured."""
-    rng = np.random.default_rng([capacity, round(1 / error_rate)])
-    spec = FilterSpec.plan(capacity, error_rate, on_full="reject", seed=0).first_body
+    rng = np.random.default_rng([spec.capacity, round(1 / error_rate)])
     hits = 0
     for _ in range(filters):
         body = kind(spec)
-        body.set_many(random_halves(rng, capacity))
+        body.set_many(random_halves(rng, spec.capacity))
         hits += count_hits(body.has_many, rng, probes // filters)
     return hits
 
@@ -133,15 +136,17 @@ def hits_of(kind: type, capacity: int, error_rate: float, probes: int, filters: 
 def test_tiny_filters_keep_their_rate(capacity: int, error_rate: float, probes: int) -> None:
     """A filter for 1 to 100 keys has no more false positives than asked for, down to 1e-9."""
     # Hits of n probes at the asked rate are Poisson(n * p) distributed; beyond poisson_most(n * p) is
-    # no accident. At 1e-9 that is 2 hits: a rate of 1e-6, which early reduction gives, is found 10 times.
-    assert hits_of(BloomBody, capacity, error_rate, probes, 10) <= poisson_most(probes * error_rate)
+    # no accident. At 1e-9 that is 2 hits, and the test below shows what too small a body has.
+    assert hits_of(BloomBody, planned(capacity, error_rate), error_rate, probes, 10) <= poisson_most(
+        probes * error_rate
+    )
 
 
-@pytest.mark.parametrize("capacity", [1, 10, 100])
-def test_tiny_filters_would_lose_their_rate_without_the_wrap(capacity: int) -> None:
-    """The same measurement catches h1 and h2 reduced modulo m before they are stepped."""
-    probes = 10_000_000
-    assert hits_of(ReducedEarly, capacity, 1e-9, probes, 10) > poisson_most(probes * 1e-9)
+@pytest.mark.parametrize(("bits", "capacity"), [(1024, 1), (1024, 20), (2048, 40)])
+def test_tiny_filters_would_lose_their_rate_at_the_formulas_size(bits: int, capacity: int) -> None:
+    """The same measurement catches bodies that the formula, or its floor of 1024 bits, would make."""
+    spec = BodySpec(bits, 30, capacity)
+    assert hits_of(BloomBody, spec, 1e-9, 60_000_000, 10) > poisson_most(60_000_000 * 1e-9)
 
 
 PROBES_AT_1E_6 = 60_000_000
@@ -150,20 +155,43 @@ PROBES_AT_1E_6 = 60_000_000
 def test_a_thousand_keys_at_one_in_a_million_keep_their_rate() -> None:
     """60 million absent digests meet no more false positives than 1e-6 allows."""
     # 60 hits are expected, about 100 allowed; early reduction gives about 140.
-    assert hits_of(BloomBody, 1000, 1e-6, PROBES_AT_1E_6, 6) <= poisson_most(PROBES_AT_1E_6 * 1e-6)
+    assert hits_of(BloomBody, planned(1000, 1e-6), 1e-6, PROBES_AT_1E_6, 6) <= poisson_most(
+        PROBES_AT_1E_6 * 1e-6
+    )
 
 
 def test_a_thousand_keys_would_lose_their_rate_without_the_wrap() -> None:
     """The same 60 million digests catch early reduction."""
-    assert hits_of(ReducedEarly, 1000, 1e-6, PROBES_AT_1E_6, 6) > poisson_most(PROBES_AT_1E_6 * 1e-6)
+    assert hits_of(ReducedEarly, planned(1000, 1e-6), 1e-6, PROBES_AT_1E_6, 6) > poisson_most(
+        PROBES_AT_1E_6 * 1e-6
+    )
 
 
-@pytest.mark.parametrize(("capacity", "error_rate"), [(1, 1e-9), (10, 0.01), (71.22, 1e-6), (142.44, 1e-6)])
-def test_no_planned_body_is_a_power_of_two(capacity: float, error_rate: float) -> None:
-    """2^64 modulo a power of two is 0, so there the wrap changes nothing: plan steps over those."""
-    # Whole capacities seldom land on a power of two; plan takes any number, so ask for exactly that.
-    bits = sizing.plan(capacity, error_rate).bits  # type: ignore[arg-type]
-    assert bits in (1025, 2049, 4097)
+@pytest.mark.parametrize(
+    ("capacity", "error_rate", "bits"),
+    [
+        (1, 0.01, 1024),  # the floor; two numbers are plenty for such a rate
+        (1000, 0.01, 9586),
+        (1_000_000, 0.01, 9_585_059),
+        (1000, 1e-6, 28_756),
+        (71.22, 1e-6, 2110),  # the formula's 2048 would fit, but for sqrt(n/p) / 4
+        (1, 1e-9, 7906),
+        (100, 1e-9, 79_057),
+        (100_000, 1e-9, 4_313_277),
+    ],
+)
+def test_sizes_are_the_formulas_but_where_two_hashes_are_too_few(
+    capacity: float, error_rate: float, bits: int
+) -> None:
+    """Only filters of few keys at tiny rates are larger than -n ln p / (ln 2)^2 and 1024."""
+    assert sizing.plan(capacity, error_rate).bits == bits  # type: ignore[arg-type]
+
+
+def test_no_power_of_two_is_planned_where_it_would_show() -> None:
+    """2^64 modulo a power of two is 0, so there the wrap changes nothing: plan steps over it."""
+    # 16,384 bits by sqrt(n/p) / 4: n/m^2 is sixteen times the rate. At 1e-3 it is nothing, and 1024 stays.
+    assert sizing.plan(4, 4 / 65_536**2).bits == 16_385
+    assert sizing.plan(1, 1e-3).bits == 1024
 
 
 @pytest.mark.parametrize("error_rate", [0.01, 1e-3, 1e-4])

@@ -10,7 +10,7 @@ so readers in other threads see a body as it was or as it becomes, never one tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from bitarray import bitarray
@@ -21,7 +21,7 @@ from bloomgate.filters.hashing import Halves
 from bloomgate.filters.sizing import BodySpec
 
 # The vectorised path takes this many keys at a time, so that its temporaries (128 KiB each) stay in the
-# second-level cache: measured 30 % faster than 100,000 at once.
+# second-level cache. Measured on 100,000 keys at once: checks 5 % slower, adds 20 %.
 SLICE_KEYS = 16_384
 # Popcounts go through the buffer in slices of this many bytes, so that no temporary is as large as the body.
 _COUNT_SLICE = 1 << 22
@@ -30,10 +30,7 @@ _COUNT_SLICE = 1 << 22
 class BloomBody:
     """A bit buffer with its spec and ``count``, the number of certainly new keys that went into it."""
 
-    __slots__ = ("_bits", "_ones", "_steps", "_version", "array", "count", "has", "spec")
-
-    has: Callable[[int, int], bool]
-    """``has(h1, h2)``: whether all bits of one digest are set. Stops at the first that is not."""
+    __slots__ = ("_bits", "_ones", "_steps", "_version", "array", "count", "spec")
 
     def __init__(self, spec: BodySpec, array: NDArray[np.uint8] | None = None, count: int = 0) -> None:
         """Allocate ``spec.nbytes`` zero bytes, or take ``array`` of that length as it is."""
@@ -44,12 +41,22 @@ class BloomBody:
         self._steps = range(1, spec.hashes + 1)
         self._version = 0
         self._ones = (-1, 0)
-        self.has = _prober(self._bits, spec.bits, self._steps)
+
+    def has(self, h1: int, h2: int) -> bool:
+        """Whether all bits of one digest are set. Stops at the first that is not."""
+        bits, m = self._bits, self.spec.bits
+        # hashing.positions, unrolled, here and in set: at half the cost of the generator, this loop is the
+        # product's hottest. h2 need not wrap: only its low 64 bits reach h1.
+        for i in self._steps:
+            if not bits[h1 % m]:
+                return False
+            h1 = (h1 + h2) & 0xFFFFFFFFFFFFFFFF
+            h2 += i
+        return True
 
     def set(self, h1: int, h2: int) -> None:
         """Set all bits of one digest."""
         bits, m = self._bits, self.spec.bits
-        # hashing.positions, unrolled as in _prober: half the cost of the generator.
         for i in self._steps:
             bits[h1 % m] = 1
             h1 = (h1 + h2) & 0xFFFFFFFFFFFFFFFF
@@ -103,24 +110,6 @@ class BloomBody:
             ones = sum(int(np.bitwise_count(self.array[i : i + _COUNT_SLICE]).sum()) for i in slices)
             self._ones = (version, ones)
         return ones
-
-
-def _prober(bits: bitarray, m: int, steps: range) -> Callable[[int, int], bool]:
-    """``BloomBody.has``, the product's hottest loop, with all it needs in local names.
-
-    A method that looked them up on its body cost 100 ns more of 550.
-    """
-
-    def has(h1: int, h2: int) -> bool:
-        for i in steps:
-            if not bits[h1 % m]:
-                return False
-            # hashing.positions, unrolled. h2 need not wrap: only its low 64 bits reach h1.
-            h1 = (h1 + h2) & 0xFFFFFFFFFFFFFFFF
-            h2 += i
-        return True
-
-    return has
 
 
 def _slices(halves: Halves) -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.uint64]]]:

@@ -8,11 +8,14 @@ Symbols: n keys, m bits, k hash functions, p error rate (false positives among a
     p = (ones/m)^k                        the same from the bits really set
     n = -m/k ln(1 - ones/m)               keys that set that many bits          Swamidass & Baldi 2007
 
-Planned bodies are never smaller than ``MIN_BITS``: below that the double hashing of a digest repeats itself
-too often for the formula to hold. Nor are they a power of two: the wrap of hashing.positions at 2^64 then
-changes nothing, and only m^2 distinct sequences are left (measured at n=71, p=1e-6: 2048 bits 1.8e-5, 2047
-and 2049 bits 1.2e-6). What the wrap leaves of that effect is n/m^2 over 50 to 150. It falls as 1/n and shows
-only where n and p are both small: at n=20, p=1e-9 the measured rate is 6e-8.
+Planned bodies are never smaller than ``MIN_BITS``, and where keys are few and the rate is tiny they are
+larger than the formula asks: the k positions of a key come from two numbers, so now and then two keys agree
+in all of them, at a rate of n/m^2 / w on top of the formula, where w is what the wrap of hashing.positions
+at 2^64 is worth. Measured, w is 50 to 150, and 1 where m is a power of two, for then the wrap changes nothing
+(n=20, p=1e-9: 1.9e-5 in 1024 bits, 6e-8 in 1025; n=71, p=1e-6: 1.8e-5 in 2048 bits, 1.2e-6 in 2047).
+``plan`` keeps that excess below a third of p:
+
+    m >= sqrt(n/p) / 4                    at least, and no power of two below sqrt(3 n/p)
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from dataclasses import dataclass
 from bloomgate.filters.errors import ParameterError
 
 MIN_BITS = 1024
+# The most bits that a body takes beyond the formula; no first body at an accepted rate is held back by it.
+_MOST_SPREAD_BITS = 2**21
 MAX_BITS = 2**43
 MAX_HASHES = 64
 MAX_CAPACITY = 10**11
@@ -67,8 +72,11 @@ def plan(capacity: int, error_rate: float) -> BodySpec:
 
     The arguments are trusted: growth asks for rates below MIN_ERROR_RATE, which callers may not.
     """
-    bits = max(MIN_BITS, math.ceil(-capacity * math.log(error_rate) / _LN2**2))
-    if bits.bit_count() == 1:
+    spread = math.sqrt(capacity / error_rate)
+    # Growth of a tiny filter asks for rates that no memory is worth; there the formula has to do.
+    least = max(MIN_BITS, min(_MOST_SPREAD_BITS, math.ceil(spread / 4)))
+    bits = max(least, math.ceil(-capacity * math.log(error_rate) / _LN2**2))
+    if bits.bit_count() == 1 and bits < math.sqrt(3) * spread:
         bits += 1
     hashes = min(MAX_HASHES, max(1, round(-math.log2(error_rate))))
     return BodySpec(bits=bits, hashes=hashes, capacity=capacity)
