@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
     """Start daemons, by default on one directory of the test's own; they end with the test."""
     started: list[DaemonProcess] = []
 
-    def start(*flags: str, directory: Path | None = None, **options: str) -> DaemonProcess:
+    def start(*flags: str, directory: Path | None = None, **options: Any) -> DaemonProcess:
         daemon = DaemonProcess(directory or tmp_path / "data", *flags, **options)
         started.append(daemon)
         return daemon

@@ -14,16 +14,23 @@ STANDARD_LIBRARIES_OF_THE_KERNEL = {
     "__future__", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "io",
     "itertools", "math", "operator", "secrets", "struct", "sys", "typing", "zlib",
 }  # fmt: skip
+# The modules of the client that speak gRPC.
+TRANSPORT = ("aio", "client", "endpoint", "transport", "wire")
 # Where these may be imported, by path below the two import roots.
 HOMES = {
-    "grpc": ("bloomgated/api/", "bloomgated/main.py", "bloomgate/v1/", "bloomgate/"),
+    "grpc": (
+        "bloomgated/api/",
+        "bloomgated/main.py",
+        "bloomgate/v1/",
+        *(f"bloomgate/{name}.py" for name in TRANSPORT),
+    ),
     "prometheus_client": (
         "bloomgated/metrics.py",
         "bloomgated/web/",
         "bloomgated/lifecycle.py",
         "bloomgate/metrics.py",
     ),
-    "sqlite3": ("bloomgated/storage/", "bloomgate/cli/demo.py"),
+    "sqlite3": ("bloomgated/storage/", "bloomgate/cli/world.py"),
     "aiohttp": ("bloomgated/web/",),
     "click": ("bloomgate/cli/", "bloomgated/main.py"),
     "rich": ("bloomgate/cli/",),

@@ -51,8 +51,8 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     keys_per_call: Count = 100_000
     bytes_per_key: Bytes = 64 << 10
-    bytes_per_call: Bytes = 16 << 20
-    """Bytes of all keys or digests of one call together."""
+    bytes_per_call: Annotated[int, Meta(ge=1, le=2**28)] = 16 << 20
+    """Bytes of all keys or digests of one call together. gRPC's own limit is four times that, and a MiB."""
     concurrent_calls: Count = 1000
     """Calls under way at once; beyond, calls are refused with a retry delay."""
     filters: Count = 1000
@@ -87,6 +87,9 @@ def keys(struct: type[msgspec.Struct] = Config, prefix: str = "") -> Iterator[st
             yield prefix + field.name
 
 
+_TABLES = frozenset(key.rpartition(".")[0] for key in keys())
+
+
 def load(
     file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]
 ) -> tuple[Config, dict[str, str]]:
@@ -114,7 +117,7 @@ def load(
 
 def _from_file(file: Path) -> Iterable[tuple[str, Any]]:
     try:
-        return list(_flatten(tomllib.loads(file.read_text())))
+        return list(_flatten(tomllib.loads(file.read_text("utf-8"))))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -129,7 +132,8 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
-        if isinstance(value, dict):
+        # An empty table is a key too, unless it is one of ours: else a misspelt one would pass unseen.
+        if isinstance(value, dict) and (value or prefix + key in _TABLES):
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bloomgate import errors
-from bloomgate.filters import DIGEST_BYTES, AddPlan, BloomFilter, FilterSpec, Segment
+from bloomgate.filters import DIGEST_BYTES, AddPlan, BloomFilter, FilterSpec, Growth, Segment
 from bloomgate.filters import FilterFull as KernelFull
 from bloomgated.catalog import Catalog, Entry
 from bloomgated.config import LimitsConfig
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 # Keys hashed or probed before the loop gets to breathe: about two milliseconds.
 SLICE_KEYS = 8192
+MOST_COUNTED = 2**64 - 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 T = TypeVar("T")
@@ -189,13 +190,20 @@ class Gate:
         return plan.was_new, seq
 
     def _plan(self, entry: Entry, bloom: BloomFilter, digests: bytes) -> AddPlan:
-        budget = min(
-            self.limits.filter_bytes - bloom.memory_bytes, self.limits.total_bytes - self.memory_bytes
-        )
+        limits = self.limits
         try:
-            return bloom.plan_add(digests, max(0, budget))
+            plan = bloom.plan_add(digests, max(0, limits.filter_bytes - bloom.memory_bytes))
         except KernelFull as full:
-            raise errors.FilterFull(entry.name, full.limit, full.allowed, full.needed) from None
+            limit, allowed = full.limit, full.allowed
+            if limit == "memory_bytes":
+                # The kernel's word for what it was given; the operator knows it under this one.
+                limit, allowed = "filter_bytes", limits.filter_bytes
+            raise errors.FilterFull(entry.name, limit, allowed, full.needed) from None
+        # What all filters take is asked when this one grows: too dear for every Add.
+        growth = sum(step.spec.nbytes for step in plan.steps if isinstance(step, Growth))
+        if growth and (needed := self.memory_bytes + growth) > limits.total_bytes:
+            raise errors.FilterFull(entry.name, "total_bytes", limits.total_bytes, needed)
+        return plan
 
     async def stats(self, name: str) -> Stats:
         """What a filter is, how full it is and what it saved."""
@@ -204,9 +212,10 @@ class Gate:
     def report_outcomes(self, name: str, found: int, not_found: int, false_no: int) -> None:
         """Count what the authority said after hits."""
         outcomes = self._entry(name).outcomes
-        outcomes.found += found
-        outcomes.not_found += not_found
-        outcomes.false_no += false_no
+        # As far as Stats can show: a caller that reports nonsense must not make it fail.
+        outcomes.found = min(outcomes.found + found, MOST_COUNTED)
+        outcomes.not_found = min(outcomes.not_found + not_found, MOST_COUNTED)
+        outcomes.false_no = min(outcomes.false_no + false_no, MOST_COUNTED)
         if false_no:
             log.error("the authority has %d keys that %s answered a definite no for", false_no, name)
 
@@ -229,11 +238,13 @@ class Gate:
                     raise errors.FilterExists(name, differing)
                 return await self._stats(entry), False
             self._check_room(asked.spec.first_body.nbytes)
+            # Before it is journalled: what cannot be allocated must not exist after a restart.
+            bloom = BloomFilter.of(asked.spec)
             filter_id = self.journal.append([Create(name, asked.spec)])
             self._creating[filter_id] = asked.spec.first_body.nbytes
             try:
                 await self.journal.durable(filter_id)
-                entry = Entry(filter_id, name, asked.spec, BloomFilter.of(asked.spec), last_seq=filter_id)
+                entry = Entry(filter_id, name, asked.spec, bloom, last_seq=filter_id)
                 self.catalog = self.catalog.with_entry(entry)
                 self.snapshotter.content_seq = max(self.snapshotter.content_seq, filter_id)
             finally:
@@ -248,6 +259,7 @@ class Gate:
 
     async def drop(self, name: str) -> None:
         """Drop a filter for good; once this returns its name is free."""
+        check_name(name, "name")
         await self._to_the_end(self._drop(name))
 
     async def _drop(self, name: str) -> None:
@@ -264,6 +276,7 @@ class Gate:
 
     async def snapshot(self, name: str) -> Stats:
         """Write a filter to disk now."""
+        check_name(name, "name")
         entry = self._entry(name)
         await self._to_the_end(self.snapshotter.snapshot(entry))
         return await self._stats(entry)

@@ -1,7 +1,7 @@
 """The life of the daemon: start, serve, drain, stop.
 
-Start: lock the directory, bind both ports, answer health with NOT_SERVING, recover, serve, ready. A clean stop
-says NOT_SERVING first, accepts nothing more, lets the calls under way finish within a bound, writes what
+Start: lock the directory, bind both ports, answer health with NOT_SERVING, recover, serve, ready. A clean
+stop says NOT_SERVING first, accepts nothing more, lets the calls under way finish within a bound, writes what
 changed, closes the journal. A failed journal ends the process the same way, but with an error and without
 snapshots.
 """
@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from bloomgated.api.server import ApiServer
 from bloomgated.config import Config, split_address
+from bloomgated.errors import JournalFailed
 from bloomgated.gate import Gate
 from bloomgated.metrics import CallMetrics, FilterCollector, JournalMetrics
 from bloomgated.snapshotter import Snapshotter
@@ -47,6 +48,7 @@ class Daemon:
         self._web = WebServer(self._registry, self._not_ready)
         self._journal: SqliteJournal | None = None
         self._stop = asyncio.Event()
+        self._tending: asyncio.Future[None] | None = None
         self._state = "recovering"
         self._exit_code = 0
 
@@ -69,7 +71,7 @@ class Daemon:
                 await opening
                 if not self._stop.is_set():
                     self._state = "serving"
-                    await self._api.set_serving(True)
+                    self._api.set_serving(True)
                     print(f"bloomgated ready grpc={grpc_address} http={http_address}", flush=True)
                     log.info(
                         "ready: grpc=%s http=%s filters=%d",
@@ -113,24 +115,35 @@ class Daemon:
         while not stopping.done():
             await asyncio.wait((stopping,), timeout=self._config.snapshot.check_every)
             if not stopping.done():
-                try:
-                    await self._gate.tend()
-                except Exception:
-                    # The journal's failure stops the daemon by itself; anything else may pass by then.
-                    log.exception("tending the filters failed")
+                # Writing large filters takes long: a stop must not wait for it before it says so.
+                self._tending = asyncio.ensure_future(self._tend())
+                await asyncio.wait((stopping, self._tending), return_when=asyncio.FIRST_COMPLETED)
+
+    async def _tend(self) -> None:
+        try:
+            await self._gate.tend()
+        except JournalFailed:
+            pass  # It stops the daemon by itself.
+        except Exception:
+            log.exception("tending the filters failed")
 
     async def _drain(self) -> None:
         self._state = "draining"
-        await self._api.set_serving(False)
-        log.info("draining")
+        self._api.set_serving(False)
+        # A refused start says one sentence on stderr and nothing else.
+        if self._gate.opened:
+            log.info("draining")
         await self._api.stop(self._config.drain)
+        if self._tending is not None:
+            await self._tending
         if self._journal is not None:
             if self._gate.opened and not self._journal.failed:
                 await self._gate.finish()
                 await self._gate.snapshotter.write_changed(self._gate.catalog)
             await self._journal.close()
         await self._web.stop()
-        log.info("stopped")
+        if self._gate.opened:
+            log.info("stopped")
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from bloomgate import errors
 from bloomgate.filters.image import freeze
 from bloomgated.catalog import Entry
+from bloomgated.errors import JournalFailed, JournalQueueFull
 from bloomgated.storage.journal import Journal
 from bloomgated.storage.records import SnapshotFile, Snapshots
 from bloomgated.storage.snapshots import KEPT_PER_FILTER, SnapshotStore, ordinal_of
@@ -78,7 +79,7 @@ class Snapshotter:
                 continue
             try:
                 await self._tend(entry)
-            except errors.BloomgateError as error:
+            except (errors.BloomgateError, JournalQueueFull) as error:
                 log.warning("snapshot of %s put off: %s", entry.name, error)
         # Read after the last await: what was created or dropped meanwhile counts.
         self._journal.trim(min([self._journal.durable_seq, *pending, *map(held_back, entries())]))
@@ -89,7 +90,7 @@ class Snapshotter:
             if entry.bloom is not None and not entry.dropping and entry.last_seq > _newest_seq(entry):
                 try:
                     await self.snapshot(entry)
-                except errors.BloomgateError as error:
+                except (errors.BloomgateError, JournalFailed, JournalQueueFull) as error:
                     log.error("no final snapshot of %s, the journal has it: %s", entry.name, error)
 
     async def forget(self, entry: Entry) -> None:

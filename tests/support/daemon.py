@@ -15,29 +15,61 @@ import grpc
 
 from bloomgate.v1 import admin_pb2_grpc, filters_pb2_grpc
 
-COMMAND = [sys.executable, "-c", "from bloomgated.main import main; main()"]
+MAIN = "from bloomgated.main import main; main()"
+COMMAND = [sys.executable, "-c", MAIN]
 
 
 class DaemonProcess:
-    """``bloomgated serve`` on ``directory``, started and ready when the constructor returns."""
+    """``bloomgated serve`` on ``directory``, started and ready when the constructor returns.
+
+    ``prelude`` is Python that the process runs before anything else: where a test breaks it on purpose. With
+    ``ready=False`` the constructor does not wait; ``wait_ready`` does.
+    """
 
     def __init__(
-        self, directory: Path, *flags: str, listen: str = "127.0.0.1:0", http: str = "127.0.0.1:0"
+        self,
+        directory: Path,
+        *flags: str,
+        listen: str = "127.0.0.1:0",
+        http: str = "127.0.0.1:0",
+        prelude: str = "",
+        ready: bool = True,
     ) -> None:
         self.directory = directory
+        self.grpc, self.http = listen, http
         self.log_path = directory.parent / f"{directory.name}.log"
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [*COMMAND, "serve", "--data-dir", str(directory), "--listen", listen, "--http", http, *flags],
+                [
+                    sys.executable,
+                    "-c",
+                    f"{prelude}\n{MAIN}",
+                    "serve",
+                    "--data-dir",
+                    str(directory),
+                    "--listen",
+                    listen,
+                    "--http",
+                    http,
+                    *flags,
+                ],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 env={k: v for k, v in os.environ.items() if not k.startswith("BLOOMGATED__")},
             )
+        if ready:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Return once it says that it serves; its addresses are known then."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.startswith("bloomgated ready "):
+            if line:
+                self.process.kill()
             self.process.wait(10)
+            self.process.stdout.close()
             raise AssertionError(f"bloomgated did not start: {line!r}\n{self.log()}")
         addresses = dict(word.split("=", 1) for word in line.split()[2:])
         self.grpc, self.http = addresses["grpc"], addresses["http"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from bloomgate import errors
+from bloomgate import errors, wire
 from bloomgated.api.errors import RETRY_AFTER, translate
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -63,8 +63,8 @@ def translated(handler: Handler) -> Handler:
         try:
             return await handler(request, context)
         except Exception as raised:
-            code, message, details = errors.encode(translate(raised))
-        return await context.abort(code, message, trailing_metadata=((errors.DETAILS_KEY, details),))
+            code, message, details = wire.encode(translate(raised))
+        return await context.abort(code, message, trailing_metadata=((wire.DETAILS_KEY, details),))
 
     return translating
 

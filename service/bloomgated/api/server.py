@@ -8,13 +8,14 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from bloomgate.v1 import admin_pb2, filters_pb2
 from bloomgated.api.admin import AdminService
 from bloomgated.api.filters import FilterService
 from bloomgated.api.interceptors import Bound, Handler, observed, translated
+from bloomgated.api.streams import Health, Reflection
 from bloomgated.config import LimitsConfig
 from bloomgated.errors import AddressTaken
 from bloomgated.gate import Gate
@@ -44,13 +45,12 @@ class ApiServer:
         )
         self._bound = Bound(limits.concurrent_calls)
         self._metrics = metrics
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = Health(_NAMES)
+        self._reflection = Reflection((*_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME))
         for descriptor, service in ((_FILTERS, FilterService(gate)), (_ADMIN, AdminService(gate))):
             self._register(descriptor, service)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            (*_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
-        )
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(self._reflection, self._server)
 
     def _register(self, descriptor: ServiceDescriptor, service: object) -> None:
         handlers = {}
@@ -82,23 +82,22 @@ class ApiServer:
 
     async def start(self) -> None:
         """Begin to answer; health says NOT_SERVING."""
-        await self.set_serving(False)
         await self._server.start()
 
-    async def set_serving(self, serving: bool) -> None:
+    def set_serving(self, serving: bool) -> None:
         """Change what health says, of the server and of each service."""
-        status = (
-            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
-        for name in _NAMES:
-            await self._health.set(name, status)
+        self._health.set_serving(serving)
 
     async def stop(self, grace: float) -> None:
-        """Accept no call more, give those under way ``grace`` seconds, then end them and all streams."""
+        """Accept no call more, give those under way ``grace`` seconds, then end them.
+
+        Watchers of health and reflection streams are ended once no other call is under way.
+        """
         stopping = asyncio.ensure_future(self._server.stop(grace))
-        # Not the server's own wait: health watchers and reflection streams never end by themselves.
         idle = asyncio.ensure_future(self._bound.idle())
-        await asyncio.wait((stopping, idle), timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((stopping, idle), return_when=asyncio.FIRST_COMPLETED)
         idle.cancel()
-        await self._server.stop(None)
+        self._health.end()
+        self._reflection.end()
+        # The handlers are done, but what they answered may still be on its way: the server knows.
         await stopping

@@ -40,6 +40,13 @@ CREATE TABLE journal (
 ) STRICT;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 """
+# SQLite's file format versions for writing and reading. It obeys them, and a database of ours never has
+# others: a flipped bit here would make it read-only, or ignore the log.
+_WAL_VERSIONS, _WAL_VERSIONS_AT = b"\x02\x02", 18
+
+# What reading an altered database raises: columns may be of any type and size, error messages not be UTF-8.
+_UNREADABLE = (sqlite3.Error, struct.error, TypeError, ValueError, OverflowError)
+
 _ROW = struct.Struct("<QBQd")
 _TRIM = struct.Struct("<QQQd")
 
@@ -116,12 +123,19 @@ def open_database(directory: Path) -> Opened:
         except (OSError, sqlite3.Error) as error:
             raise DirectoryUnusable(str(directory), f"the journal cannot be created ({error})") from None
         mark = read_mark(mark_path)
-    if not path.exists():
-        raise JournalDamaged(str(path), f"is missing, but the journal had come to seq {mark.seq}")
+    try:
+        with open(path, "rb") as file:
+            versions = os.pread(file.fileno(), len(_WAL_VERSIONS), _WAL_VERSIONS_AT)
+    except FileNotFoundError:
+        raise JournalDamaged(str(path), f"is missing, but the journal had come to seq {mark.seq}") from None
+    except OSError as error:
+        raise JournalDamaged(str(path), f"cannot be read ({error.strerror})") from None
+    if versions != _WAL_VERSIONS:
+        raise JournalDamaged(str(path), "is not a database in WAL mode")
     try:
         with closing(_connect_to_judge(path)) as connection:
             return _judge(connection, path, mark_path, mark)
-    except (sqlite3.Error, struct.error, TypeError, OverflowError) as error:
+    except _UNREADABLE as error:
         raise JournalDamaged(str(path), f"SQLite cannot read it ({error})") from None
 
 
@@ -243,7 +257,7 @@ def read_entries(path: Path, after: int, last_seq: int, *, shared: bool) -> Iter
                 yield Entry(seq, running, decode(row, f"{path} seq {seq}"))
             if expected <= last_seq:
                 raise JournalDamaged(str(path), f"seq {expected} is missing")
-    except (sqlite3.Error, struct.error, TypeError, OverflowError) as error:
+    except _UNREADABLE as error:
         raise JournalDamaged(str(path), f"SQLite cannot read it ({error})") from None
     except DataDamaged as error:
         raise JournalDamaged(error.path, error.reason) from None

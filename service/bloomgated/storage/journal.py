@@ -65,11 +65,15 @@ class Journal(Protocol):
     def append(self, records: Sequence[Record]) -> int:
         """Queue records for the next group commit and return the seq of the last.
 
-        All or none: raises JournalQueueFull or JournalFailed before anything is queued.
+        All or none: raises JournalQueueFull, JournalFailed (also once closed), or what a record that cannot be
+        encoded raises, before anything is queued.
         """
 
     async def durable(self, seq: int) -> None:
-        """Return once ``seq`` is durable. Raises JournalFailed if it never will be."""
+        """Return once ``seq`` is durable. Raises JournalFailed if it never will be.
+
+        Whoever stops waiting takes nothing back: what is queued is committed all the same.
+        """
 
     def replay(self, after: int) -> Iterator[Entry]:
         """Yield the durable records after ``after``, and the kept ones at or before it, by seq.

@@ -23,12 +23,10 @@ KEPT_PER_FILTER = 2
 
 
 class SnapshotStore:
-    """The ``snapshots`` folder of a data directory. All methods block."""
+    """The ``snapshots`` folder of a data directory, made when it is first written to. All methods block."""
 
     def __init__(self, directory: Path, *, wall_clock: Callable[[], float] = time.time) -> None:
         self._folder = directory / "snapshots"
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        sync_directory(directory)
         self._wall_clock = wall_clock
 
     def write(self, filter_id: int, header: ImageHeader, ordinal: int) -> SnapshotFile:
@@ -37,6 +35,9 @@ class SnapshotStore:
         Never writes over a file that is there: if that ordinal is taken, it takes the next one that is not.
         Raises OSError and leaves nothing behind if it cannot be written.
         """
+        with suppress(FileExistsError):
+            self._folder.mkdir(mode=0o700)
+            sync_directory(self._folder.parent)
         while True:
             name = f"{filter_id:016x}-{header.generation}-{ordinal}{SUFFIX}"
             path, aside = self._folder / name, self._folder / f"{name}.tmp"
@@ -110,7 +111,7 @@ class SnapshotStore:
         """Delete temporary files and snapshots that no record names; return their names."""
         gone = [
             path.name
-            for path in sorted(self._folder.iterdir())
+            for path in sorted(self._folder.glob("*"))
             if path.name.endswith(".tmp") or (path.name.endswith(SUFFIX) and path.name not in recorded)
         ]
         for name in gone:

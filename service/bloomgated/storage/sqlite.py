@@ -207,22 +207,25 @@ class SqliteJournal:
         assert self._connection is not None
         assert self._mark_file is not None
         connection, mark_file = self._connection, self._mark_file
+        trim_to = 0
         try:
             while True:
                 with self._wake:
-                    while not (self._queue or self._closing or self._trim_to > self._trim.mark):
+                    while not (self._queue or self._closing or max(trim_to, self._trim_to) > self._trim.mark):
                         self._wake.wait()
                     if self._closing and not self._queue:
                         return
                     group, self._queue = self._queue, []
-                    trim_to = self._trim_to
+                    # Taken off, so that one asked for during a slice is not lost with that slice's.
+                    trim_to, self._trim_to = max(trim_to, self._trim_to), 0
                 if group:
                     started = time.perf_counter()
                     size = self._commit(connection, mark_file, group)
                     seconds = time.perf_counter() - started
                     self._loop.call_soon_threadsafe(self._committed, group[-1][0], size, seconds, len(group))
-                if trim_to > self._trim.mark:
-                    self._trim_slice(connection, trim_to)
+                # Where nothing is old enough yet, the next trim() asks again.
+                if trim_to > self._trim.mark and not self._trim_slice(connection, trim_to):
+                    trim_to = 0
         except Exception as error:
             # Whatever it was: never tried again, see the port.
             self._loop.call_soon_threadsafe(self._fail, error)
@@ -257,8 +260,11 @@ class SqliteJournal:
         elif kind == KIND_DROP:
             self._live.pop(filter_id, None)
 
-    def _trim_slice(self, connection: sqlite3.Connection, up_to: int) -> None:
-        """Delete the oldest rows that are old enough, a slice of them, and store the mark with that."""
+    def _trim_slice(self, connection: sqlite3.Connection, up_to: int) -> bool:
+        """Delete the oldest rows that are old enough, a slice of them, and store the mark with that.
+
+        Returns whether there were any.
+        """
         oldest = self._running_time() - self._retention
         end, running, size = 0, 0.0, 0
         for seq, written, length in connection.execute(
@@ -270,10 +276,7 @@ class SqliteJournal:
                 break
             end, running, size = seq, written, size + length
         if not end:
-            # Nothing is old enough yet; the next trim() asks again.
-            with self._wake:
-                self._trim_to = min(self._trim_to, self._trim.mark)
-            return
+            return False
         keep = [(seq,) for seq in itertools.chain(self._live, self._live.values()) if 0 < seq <= end]
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("CREATE TEMP TABLE IF NOT EXISTS keep (seq INTEGER PRIMARY KEY)")
@@ -291,7 +294,9 @@ class SqliteJournal:
         (free,) = connection.execute("PRAGMA freelist_count").fetchone()
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         if free * 4 > pages:
-            connection.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+            # As a script: execute() takes one step of it, which is one page.
+            connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+        return True
 
 
 def _size(row: Row) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 
 from aiohttp import web
@@ -34,7 +35,9 @@ class WebServer:
             await web.TCPSite(self._runner, host, port).start()
         except OSError as error:
             await self._runner.cleanup()
-            raise AddressTaken(f"HTTP cannot listen on {host}:{port}: {error.strerror}") from None
+            # The system's own words: asyncio's repeat the address.
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+            raise AddressTaken(f"HTTP cannot listen on {host}:{port}: {reason}") from None
         bound: int = self._runner.addresses[0][1]
         return bound
 

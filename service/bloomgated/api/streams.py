@@ -1,0 +1,99 @@
+"""Health and reflection. Their streams have no end of their own, so the server ends them when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from bloomgated.api.interceptors import Context
+
+_STOPPING = (grpc.StatusCode.UNAVAILABLE, "bloomgated is stopping")
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """The standard service, for names that are all served or all not.
+
+    grpc_health's own ends no watcher, so that it would hold up a stop; and one that is cancelled may not have
+    heard of NOT_SERVING before.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._status = health_pb2.HealthCheckResponse.NOT_SERVING
+        self._ended = False
+        self._news = asyncio.Event()
+
+    def set_serving(self, serving: bool) -> None:
+        """Change what it says, and tell the watchers."""
+        response = health_pb2.HealthCheckResponse
+        self._status = response.SERVING if serving else response.NOT_SERVING
+        self._tell()
+
+    def end(self) -> None:
+        """End the watchers, once they have heard the last change."""
+        self._ended = True
+        self._tell()
+
+    def _tell(self) -> None:
+        # Whoever waits for this one is woken; the next wait is for the next.
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def Check(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> health_pb2.HealthCheckResponse:
+        """The status now; NOT_FOUND for a name that is not served here."""
+        if request.service not in self._names:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no service of that name")
+        return health_pb2.HealthCheckResponse(status=self._status)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:  # noqa: N802
+        """Send the status now and whenever it changes."""
+        told = None
+        while True:
+            known = request.service in self._names
+            status = self._status if known else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            if status != told:
+                told = status
+                await context.write(health_pb2.HealthCheckResponse(status=status))
+            elif self._ended:
+                await context.abort(*_STOPPING)
+            else:
+                await self._news.wait()
+
+
+class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defined,misc]
+    """The standard service."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__(names)
+        self._streams: set[asyncio.Task[Any]] = set()
+        self._ended = False
+
+    def end(self) -> None:
+        """End all streams."""
+        self._ended = True
+        for task in self._streams:
+            task.cancel()
+
+    async def ServerReflectionInfo(  # noqa: N802
+        self, requests: AsyncIterator[Any], context: Context
+    ) -> AsyncIterator[Any]:
+        """Answer requests until the caller has no more."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        try:
+            async for reply in super().ServerReflectionInfo(requests, context):
+                yield reply
+        except asyncio.CancelledError:
+            if not self._ended:
+                raise
+            await context.abort(*_STOPPING)
+        finally:
+            self._streams.discard(task)
