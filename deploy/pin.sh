@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
-# Writes constraints.txt (what runs) and constraints-dev.txt (what tests), every version pinned with the hashes
-# of its wheels, for all Pythons from 3.11 on, and without the address of any index.
+# Writes constraints.txt (what runs), constraints-dev.txt (what tests), and for the image
+# deploy/constraints-server.txt (the daemon alone) and deploy/constraints-build.txt (what makes its wheel).
+# Every version is pinned with the hashes of its wheels, for all Pythons from 3.11 on, and without the address
+# of any index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=${1:-uv}
 compile() {
-  "$uv" pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --only-binary :all: \
-    --no-emit-index-url --no-annotate --upgrade --custom-compile-command "make pins" "$@"
+  "$uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes --only-binary :all: \
+    --no-emit-index-url --no-emit-find-links --no-annotate --upgrade --custom-compile-command "make pins" "$@"
 }
-compile --extra server --extra demo --extra build -o constraints.txt
-compile --all-extras -c constraints.txt -o constraints-dev.txt
+compile pyproject.toml --extra server --extra demo --extra build -o constraints.txt
+compile pyproject.toml --all-extras -c constraints.txt -o constraints-dev.txt
+# Constrained by the first, so that the image runs the very versions that the tests ran.
+compile pyproject.toml --extra server -c constraints.txt -o deploy/constraints-server.txt
+# The wheel of a release needs no editables.
+echo 'hatchling>=1.27' | compile - -c constraints.txt -o deploy/constraints-build.txt

@@ -1,0 +1,369 @@
+"""The image and the compose file, checked without a Docker engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from bloomgated.config import Config, split_address
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+DOCKERFILE = ROOT / "Dockerfile"
+COMPOSE = ROOT / "docker-compose.yml"
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+VENV_IN_IMAGE = "/opt/bloomgate"
+BUILD_TOOLS = ("pip", "setuptools", "hatchling", "editables", "wheel")
+NOT_FOR_THE_IMAGE = (*BUILD_TOOLS, "pytest", "hypothesis", "mailchecker", "rbloom")
+
+
+def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=200, check=False, **options
+    )
+
+
+def instructions(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each instruction of a Dockerfile and its argument, continued lines joined."""
+    lines = (line for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    for line in re.sub(r"\\\n", " ", "\n".join(lines)).splitlines():
+        name, _, argument = line.strip().partition(" ")
+        yield name, argument.strip()
+
+
+@dataclass
+class Stage:
+    """A stage of a Dockerfile: what it starts from, and its instructions."""
+
+    base: str
+    steps: list[tuple[str, str]]
+
+    def all(self, name: str) -> list[str]:
+        return [argument for step, argument in self.steps if step == name]
+
+    def one(self, name: str) -> str:
+        (argument,) = self.all(name)
+        return argument
+
+
+def stages() -> list[Stage]:
+    found: list[Stage] = []
+    for name, argument in instructions(DOCKERFILE.read_text()):
+        if name == "FROM":
+            found.append(Stage(argument.split()[0], []))
+        elif found:
+            found[-1].steps.append((name, argument))
+    return found
+
+
+def image_environment() -> dict[str, str]:
+    words = stages()[-1].one("ENV").split()
+    return dict(word.split("=", 1) for word in words)
+
+
+def compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = YAML(typ="safe").load(COMPOSE)
+    return loaded
+
+
+def seconds(text: str) -> float:
+    """A compose duration, as 1m30s."""
+    units = {"h": 3600, "m": 60, "s": 1}
+    assert re.fullmatch(r"(\d+[hms])+", text), text
+    return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([hms])", text))
+
+
+def megabytes(text: str) -> int:
+    number = re.fullmatch(r"(\d+)m", text)
+    assert number, text
+    return int(number[1]) << 20
+
+
+# -- the files
+
+
+def test_hadolint_finds_nothing() -> None:
+    """The Dockerfile is clean."""
+    found = run(BIN / "hadolint", DOCKERFILE)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_the_base_image_is_an_argument() -> None:
+    """Every stage starts from the one image that BASE names; its default is a slim one of a fixed minor."""
+    before_first_stage = [
+        argument for name, argument in instructions(DOCKERFILE.read_text()) if name == "ARG"
+    ]
+    assert before_first_stage == ["BASE=python:3.13-slim"]
+    assert {stage.base for stage in stages()} == {"${BASE}"}
+
+
+def test_the_image_is_made_of_wheels_of_pinned_hashes() -> None:
+    """Nothing compiles and nothing unpinned is installed, and no index is named."""
+    script = (ROOT / "deploy" / "install.sh").read_text()
+    installs = re.findall(r"^.*\bpip\b.* install (.*)$|^pip install (.*)$", script, re.MULTILINE)
+    for flags in map("".join, installs):
+        pinned = "--only-binary :all: --require-hashes -r deploy/constraints-" in flags
+        assert pinned or flags.startswith('--no-index --no-deps "$work"/dist/bloomgate-'), flags
+    assert len(installs) == 3
+    assert "--no-build-isolation --no-deps" in script
+    for step in (argument for stage in stages() for argument in stage.all("RUN")):
+        assert "pip install" not in step
+    for text in (script, DOCKERFILE.read_text()):
+        assert "index-url" not in text
+        assert "INDEX_URL" not in text
+
+
+@pytest.mark.parametrize("name", ["constraints-server.txt", "constraints-build.txt"])
+def test_constraints_carry_hashes_and_no_address(name: str) -> None:
+    """Each package is pinned with hashes, at the version that the tests run with, and no index is named."""
+    text = (ROOT / "deploy" / name).read_text()
+    assert "://" not in text
+    assert not re.search(r"^--", text, re.MULTILINE)
+    pins = set(re.findall(r"^([a-z0-9-]+==\S+)(?: ; [^\\]+)? \\\n    --hash=sha256:", text, re.MULTILINE))
+    assert len(pins) >= 6
+    assert len(pins) == len(re.findall(r"^[a-z]", text, re.MULTILINE))
+    assert pins <= set(re.findall(r"^[a-z0-9-]+==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+
+
+def test_the_container_is_not_root_and_owns_its_data() -> None:
+    """A fixed uid other than 0 runs the daemon and owns the volume that the data directory is."""
+    final = stages()[-1]
+    uid, gid = final.one("USER").split(":")
+    assert int(uid) > 0
+    assert f"--uid {uid} --gid {gid}" in final.one("RUN")
+    (volume,) = json.loads(final.one("VOLUME"))
+    assert image_environment()["BLOOMGATED__DATA_DIR"] == volume
+    assert f"install -d -o bloomgate -g bloomgate -m 0700 {volume}" in final.one("RUN")
+
+
+def test_the_container_is_started_stopped_and_asked_in_exec_form() -> None:
+    """No shell stands between Docker and the daemon, so that SIGTERM reaches it."""
+    final = stages()[-1]
+    assert json.loads(final.one("ENTRYPOINT")) + json.loads(final.one("CMD")) == ["bloomgated", "serve"]
+    assert final.one("STOPSIGNAL") == "SIGTERM"
+    _, _, check = final.one("HEALTHCHECK").partition(" CMD ")
+    assert json.loads(check) == ["bloomgated", "healthcheck"]
+    assert final.one("EXPOSE").split() == [str(grpc_port()), str(http_port())]
+
+
+def grpc_port() -> int:
+    return split_address("listen", image_environment()["BLOOMGATED__LISTEN"])[1]
+
+
+def http_port() -> int:
+    return split_address("http", image_environment()["BLOOMGATED__HTTP"])[1]
+
+
+def test_the_compose_file_is_valid() -> None:
+    """It satisfies the compose specification's schema."""
+    found = run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", COMPOSE)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_stop_grace_period_covers_the_drain_and_the_last_snapshots() -> None:
+    """Docker waits for the drain, and for all filters written at 50 MB/s, before it kills."""
+    daemon = compose()["services"]["bloomgated"]
+    limit = int(daemon["environment"]["BLOOMGATED__LIMITS__TOTAL_BYTES"])
+    assert seconds(daemon["stop_grace_period"]) > Config().drain + limit / 50e6
+
+
+def test_the_memory_limit_has_room_for_all_filters() -> None:
+    """What the daemon may take for filters, a tenth more and 90 MB are less than the container's limit."""
+    daemon = compose()["services"]["bloomgated"]
+    limit = int(daemon["environment"]["BLOOMGATED__LIMITS__TOTAL_BYTES"])
+    assert megabytes(daemon["mem_limit"]) > 1.1 * limit + 90e6
+
+
+def test_services_are_confined_and_come_back() -> None:
+    """Each has a read-only root, no capabilities, no new privileges, a memory limit and a restart policy."""
+    for name, service in compose()["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["restart"] == "unless-stopped", name
+        assert megabytes(service["mem_limit"]), name
+        assert "privileged" not in service, name
+
+
+def test_ports_are_published_to_the_loopback_only() -> None:
+    """The daemon has no authentication: nothing is reachable from another machine."""
+    for name, service in compose()["services"].items():
+        for port in service["ports"]:
+            assert port.startswith("127.0.0.1:"), f"{name} publishes {port}"
+
+
+def test_the_data_is_on_a_volume() -> None:
+    """The daemon's data directory is a named volume."""
+    file = compose()
+    (volume,) = json.loads(stages()[-1].one("VOLUME"))
+    name, at = file["services"]["bloomgated"]["volumes"][0].split(":")
+    assert at == volume
+    assert name in file["volumes"]
+
+
+def test_compose_asks_the_same_health_check() -> None:
+    """Compose and the image agree on how the daemon is asked."""
+    test = compose()["services"]["bloomgated"]["healthcheck"]["test"]
+    assert test == ["CMD", *json.loads(stages()[-1].one("HEALTHCHECK").partition(" CMD ")[2])]
+
+
+def test_prometheus_scrapes_the_service_by_name_once_it_is_healthy() -> None:
+    """Its one target is the daemon's service and the HTTP port; its image has a fixed version."""
+    services = compose()["services"]
+    prometheus = services["prometheus"]
+    assert re.fullmatch(r"prom/prometheus:v\d+\.\d+\.\d+", prometheus["image"])
+    assert prometheus["depends_on"] == {"bloomgated": {"condition": "service_healthy"}}
+    assert set(prometheus["networks"]) & set(services["bloomgated"]["networks"])
+    (job,) = YAML(typ="safe").load(PROMETHEUS / "prometheus.yml")["scrape_configs"]
+    (group,) = job["static_configs"]
+    assert group["targets"] == [f"bloomgated:{http_port()}"]
+    assert f"./{PROMETHEUS.relative_to(ROOT)}:/etc/prometheus:ro" in prometheus["volumes"]
+    assert "--config.file=/etc/prometheus/prometheus.yml" in prometheus["command"]
+
+
+def promtool() -> str:
+    found = shutil.which("promtool")
+    if found is None:
+        reason = "promtool is missing: install the package prometheus"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
+
+
+def test_prometheus_accepts_its_configuration() -> None:
+    """promtool finds configuration and rules valid."""
+    found = run(promtool(), "check", "config", PROMETHEUS / "prometheus.yml")
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_alerts_fire_on_what_they_are_for() -> None:
+    """promtool runs the cases of rules_test.yml."""
+    found = run(promtool(), "test", "rules", Path(__file__).with_name("rules_test.yml"))
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+# -- the steps, run for real
+
+
+@dataclass
+class Installed:
+    """What the build stage makes, in a virtual environment of the test's own."""
+
+    venv: Path
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The image's environment, and nothing of this process's."""
+        image = {
+            name: value.replace(VENV_IN_IMAGE, str(self.venv)).replace("$PATH", os.defpath)
+            for name, value in image_environment().items()
+        }
+        return {**image, **more}
+
+    def command(self, text: str) -> list[str]:
+        """A command in exec form, with the program that the image's PATH finds first."""
+        program, *arguments = json.loads(text)
+        return [str(self.venv / "bin" / program), *arguments]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Run the build stage's one step on what .dockerignore lets through."""
+    context = tmp_path_factory.mktemp("context")
+    patterns = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in patterns
+    for pattern in (each[1:] for each in patterns if each.startswith("!")):
+        source, target = ROOT / pattern, context / pattern
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        else:
+            shutil.copy(source, target)
+    build, final = stages()
+    assert build.one("COPY") == ". ."
+    assert final.one("COPY") == f"--from=build {VENV_IN_IMAGE} {VENV_IN_IMAGE}"
+    venv = tmp_path_factory.mktemp("image") / "bloomgate"
+    step = [word.replace(VENV_IN_IMAGE, str(venv)) for word in json.loads(build.one("RUN"))]
+    done = run(*step, cwd=context, env={**os.environ, "PYTHON": sys.executable})
+    assert done.returncode == 0, done.stderr
+    return Installed(venv)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.timeout(300)
+def test_the_image_holds_what_runs_and_nothing_else(installed: Installed) -> None:
+    """Neither pip nor a build tool, test tool or source tree is in the final environment."""
+    program = (
+        "import importlib.util, bloomgated, bloomgate, sys\n"
+        f"print([name for name in {NOT_FOR_THE_IMAGE!r} if importlib.util.find_spec(name)])\n"
+        "print(bloomgated.__file__, bloomgate.__file__, sep='\\n')"
+    )
+    found = run(installed.venv / "bin" / "python", "-c", program, env=installed.environment())
+    left, *files = found.stdout.splitlines()
+    assert left == "[]", found.stderr
+    assert all(Path(file).is_relative_to(installed.venv) for file in files)
+
+
+@pytest.mark.timeout(300)
+def test_the_installed_daemon_starts_answers_and_stops(installed: Installed, tmp_path: Path) -> None:
+    """With the image's environment it gets ready, is healthy, writes to its data directory only, serves every
+    metric that an alert names, and exits 0 on SIGTERM; then it is not healthy."""
+    final = stages()[-1]
+    grpc, http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    data, work = tmp_path / "data", tmp_path / "work"
+    work.mkdir()
+    environment = installed.environment(
+        BLOOMGATED__DATA_DIR=str(data), BLOOMGATED__LISTEN=grpc, BLOOMGATED__HTTP=http
+    )
+    files = sorted(installed.venv.rglob("*"))
+    serve = installed.command(final.one("ENTRYPOINT")) + json.loads(final.one("CMD"))
+    health = installed.command(final.one("HEALTHCHECK").partition(" CMD ")[2])
+    with (tmp_path / "log").open("w") as log:
+        daemon = subprocess.Popen(
+            serve, env=environment, cwd=work, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    try:
+        assert daemon.stdout is not None
+        ready = daemon.stdout.readline()
+        assert ready == f"bloomgated ready grpc={grpc} http={http}\n", (tmp_path / "log").read_text()
+        healthy = run(*health, env=environment)
+        assert healthy.returncode == 0, healthy.stderr
+        create = ("create", "coupons", "--capacity", "1000")
+        created = run(
+            installed.venv / "bin" / "bloomgate", *create, env={**environment, "BLOOMGATE_TARGET": grpc}
+        )
+        assert created.returncode == 0, created.stderr
+        with urllib.request.urlopen(f"http://{http}/metrics", timeout=10) as reply:
+            served = set(re.findall(r"^(bloomgate_\w+)", reply.read().decode(), re.MULTILINE))
+        named = set(re.findall(r"\bbloomgate_\w+", (PROMETHEUS / "rules.yml").read_text()))
+        assert named <= served
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        code = daemon.wait(30)
+        assert daemon.stdout is not None
+        daemon.stdout.close()
+    assert code == 0, (tmp_path / "log").read_text()
+    assert run(*health, env=environment).returncode == 1
+    assert sorted(installed.venv.rglob("*")) == files
+    assert list(work.iterdir()) == []
+    assert (data / "bloomgate.db").exists()
