@@ -65,8 +65,8 @@ class Journal(Protocol):
     def append(self, records: Sequence[Record]) -> int:
         """Queue records for the next group commit and return the seq of the last.
 
-        All or none: raises JournalQueueFull, JournalFailed (also once closed), or what a record that cannot be
-        encoded raises, before anything is queued.
+        All or none: raises JournalQueueFull, JournalFailed (also once closed), or struct.error for a record
+        that has no bytes, before anything is queued.
         """
 
     async def durable(self, seq: int) -> None:

@@ -113,7 +113,7 @@ def _load_base(recovered: Recovered, journal: Journal, snapshots: SnapshotStore)
             except DataDamaged as damage:
                 log.error("snapshot of %s cannot be used: %s", recovered.name, damage)
                 unusable.append(file)
-                reasons.append(str(damage))
+                reasons.append(f"{file.name}: {damage.reason}")
                 continue
             recovered.bloom, recovered.spec = image.filter, image.filter.spec
             recovered.base_seq = file.stamp

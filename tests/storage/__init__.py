@@ -1,0 +1,1 @@
+"""The journal, its files, and the way back from them."""
