@@ -14,7 +14,7 @@ demo: $(VENV)/.run ## do the main job on a real list; KEEP=1 leaves the daemon u
 	@$(BIN)/bloomgate demo $(if $(KEEP),--keep)
 
 test: $(VENV)/.dev ## run the whole test suite
-	@$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
 
 serve: $(VENV)/.run ## run the daemon in the foreground, data in ./data
 	@exec $(BIN)/bloomgated serve --data-dir ./data $(ARGS)

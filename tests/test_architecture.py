@@ -34,10 +34,9 @@ HOMES = {
     "aiohttp": ("bloomgated/web/",),
     "click": ("bloomgate/cli/", "bloomgated/main.py"),
     "rich": ("bloomgate/cli/",),
-    "structlog": ("bloomgated/logs.py",),
     "msgspec": ("bloomgated/config.py",),
 }
-INNER = ("gate", "catalog", "snapshotter")
+INNER = ("gate", "catalog", "requests", "snapshotter")
 NOT_FOR_INNER = {
     "grpc",
     "sqlite3",

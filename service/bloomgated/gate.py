@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import weakref
-from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from bloomgate import errors
@@ -22,6 +20,7 @@ from bloomgate.filters import DIGEST_BYTES, AddPlan, BloomFilter, FilterSpec, Gr
 from bloomgate.filters import FilterFull as KernelFull
 from bloomgated.catalog import Catalog, Entry
 from bloomgated.config import LimitsConfig
+from bloomgated.requests import SLICE_KEYS, Asked, Keys, Stats, check_name, count_bits
 from bloomgated.snapshotter import Snapshotter
 from bloomgated.storage.journal import Journal
 from bloomgated.storage.records import Add, Create, Drop, Grow
@@ -29,50 +28,9 @@ from bloomgated.storage.recovery import Recovered
 
 log = logging.getLogger(__name__)
 
-# Keys hashed or probed before the loop gets to breathe: about two milliseconds.
-SLICE_KEYS = 8192
 MOST_COUNTED = 2**64 - 1
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """What a caller asks about or adds: encoded keys, or digests made under the hash spec ``hash_id``."""
-
-    keys: tuple[bytes, ...] = ()
-    digests: bytes = b""
-    hash_id: int = 0
-
-    def __len__(self) -> int:
-        return len(self.keys) or len(self.digests) // DIGEST_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A spec as a caller asks for it. ``seed`` None: any is equal."""
-
-    spec: FilterSpec
-    seed: int | bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """An entry with what takes a moment to find out: set bits per body, the error rate that they give, and
-    the last durable seq. A DAMAGED entry has no bodies, and every absent key of it goes through: rate 1."""
-
-    entry: Entry
-    bits_set: tuple[int, ...]
-    expected_error_rate: float
-    journal_seq: int
-
-
-def check_name(name: str, field: str = "filter") -> str:
-    """Return ``name`` if a filter can have it. Raises InvalidRequest."""
-    if not NAME.fullmatch(name):
-        raise errors.InvalidRequest(field, f"{field} must match {NAME.pattern}")
-    return name
 
 
 class Gate:
@@ -141,7 +99,7 @@ class Gate:
             answers = bloom.might_contain_digests(keys.digests or entry.spec.hasher.digests(keys.keys))
         else:
             answers = []
-            for part in _slices(keys):
+            for part in keys.slices():
                 answers += bloom.might_contain_digests(part.digests or entry.spec.hasher.digests(part.keys))
                 await asyncio.sleep(0)
         hits = sum(answers)
@@ -156,7 +114,7 @@ class Gate:
         digests = keys.digests
         if keys.keys:
             parts = []
-            for part in _slices(keys):
+            for part in keys.slices():
                 parts.append(entry.spec.hasher.digests(part.keys))
                 if len(part) == SLICE_KEYS:
                     await asyncio.sleep(0)
@@ -234,7 +192,7 @@ class Gate:
         async with self._name_lock(name):
             entry = self.catalog.get(name)
             if entry is not None:
-                if differing := _differing_field(entry.spec, asked):
+                if differing := asked.differs_from(entry.spec):
                     raise errors.FilterExists(name, differing)
                 return await self._stats(entry), False
             self._check_room(asked.spec.first_body.nbytes)
@@ -339,33 +297,3 @@ class Gate:
             # Nobody is left to hear how it ends; without this the loop would complain of that.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
-
-
-def count_bits(bloom: BloomFilter | None) -> tuple[tuple[int, ...], float]:
-    """Set bits per body, and the error rate that they give. Any thread may ask."""
-    if bloom is None:
-        return (), 1.0
-    return tuple(body.bits_set for body in bloom.bodies), bloom.expected_error_rate
-
-
-def _slices(keys: Keys) -> Iterator[Keys]:
-    for start in range(0, len(keys), SLICE_KEYS):
-        stop = start + SLICE_KEYS
-        yield Keys(
-            keys.keys[start:stop], keys.digests[start * DIGEST_BYTES : stop * DIGEST_BYTES], keys.hash_id
-        )
-
-
-def _differing_field(spec: FilterSpec, asked: Asked) -> str:
-    """The first field in which an existing filter differs from the one asked for, or ""."""
-    pairs = {
-        "kind": (spec.kind, asked.spec.kind),
-        "capacity": (spec.capacity, asked.spec.capacity),
-        "error_rate": (spec.error_rate, asked.spec.error_rate),
-        "on_full": (spec.on_full, asked.spec.on_full),
-        "hash_scheme": (spec.hasher.scheme, asked.spec.hasher.scheme),
-        "key_format": (spec.key_format, asked.spec.key_format),
-    }
-    if asked.seed is not None:
-        pairs["seed"] = (spec.hasher.seed, asked.seed)
-    return next((field for field, (one, other) in pairs.items() if one != other), "")

@@ -15,7 +15,8 @@ from prometheus_client.registry import Collector
 
 from bloomgate import __version__
 from bloomgated.catalog import Entry
-from bloomgated.gate import Gate, count_bits
+from bloomgated.gate import Gate
+from bloomgated.requests import count_bits
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 

@@ -6,7 +6,7 @@ from bloomgate import errors
 from bloomgate.filters import DIGEST_BYTES, FilterSpec, HashScheme, Kind, OnFull, ParameterError
 from bloomgate.v1 import filters_pb2 as pb
 from bloomgated.config import LimitsConfig
-from bloomgated.gate import Asked, Keys, Stats
+from bloomgated.requests import Asked, Keys, Stats
 
 
 def keys_of(request: pb.AddRequest | pb.MightContainRequest, limits: LimitsConfig) -> Keys:

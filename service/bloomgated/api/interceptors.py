@@ -20,7 +20,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[[Any, Context], Awaitable[Any]]
 Observer = Callable[[str, float], None]
 
-_CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
+# By both forms in which grpc.aio gives back the code of an abort.
+_CODE_NAMES: dict[object, str] = {
+    form: code.name for code in grpc.StatusCode for form in (code, code.value[0])
+}
 
 
 class Bound:

@@ -72,28 +72,38 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-define
 
     def __init__(self, names: tuple[str, ...]) -> None:
         super().__init__(names)
-        self._streams: set[asyncio.Task[Any]] = set()
-        self._ended = False
+        self._ended = asyncio.Event()
 
     def end(self) -> None:
         """End all streams."""
-        self._ended = True
-        for task in self._streams:
-            task.cancel()
+        self._ended.set()
 
     async def ServerReflectionInfo(  # noqa: N802
         self, requests: AsyncIterator[Any], context: Context
     ) -> AsyncIterator[Any]:
         """Answer requests until the caller has no more."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._streams.add(task)
-        try:
-            async for reply in super().ServerReflectionInfo(requests, context):
-                yield reply
-        except asyncio.CancelledError:
-            if not self._ended:
-                raise
+        async for reply in super().ServerReflectionInfo(self._until_ended(requests), context):
+            yield reply
+        if self._ended.is_set():
             await context.abort(*_STOPPING)
+
+    async def _until_ended(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """The requests, up to the end of the server.
+
+        Not by cancelling the handler's task: where that meets a reply that is being sent, grpc.aio ends the
+        task and not the stream, which then holds up the stop.
+        """
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            while True:
+                request = asyncio.ensure_future(anext(requests))
+                await asyncio.wait((request, ended), return_when=asyncio.FIRST_COMPLETED)
+                if not request.done():
+                    request.cancel()
+                    return
+                try:
+                    yield request.result()
+                except StopAsyncIteration:
+                    return
         finally:
-            self._streams.discard(task)
+            ended.cancel()

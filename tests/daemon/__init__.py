@@ -1,0 +1,1 @@
+"""The daemon, from outside: its verbs, its errors, its metrics, its life."""
