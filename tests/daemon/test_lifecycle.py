@@ -30,59 +30,13 @@ from support.daemon import DaemonProcess, refused
 
 from . import inside
 from .calls import DEFINITELY_NOT, MAYBE, add, check, create, eventually, failure_of, stats
+from .preludes import HOLD_CALLS, HOLD_RECOVERY, HOLD_SNAPSHOTS, NO_SNAPSHOT_RECORDS, SMALL_FILES
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICES = ("", "bloomgate.v1.FilterService", "bloomgate.v1.AdminService")
 
 LARGE = (("grpc.max_receive_message_length", -1),)
-
-# What a process runs first where a test wants to hold it: until the file {path} is there.
-HOLD_RECOVERY = """
-import os, time
-from bloomgated import lifecycle
-recover = lifecycle._recover
-def held(*arguments):
-    while not os.path.exists({path!r}):
-        time.sleep(0.005)
-    return recover(*arguments)
-lifecycle._recover = held
-"""
-HOLD_CALLS = """
-import asyncio, os
-from bloomgated.gate import Gate
-verb = Gate.{verb}
-async def held(*arguments):
-    while not os.path.exists({path!r}):
-        await asyncio.sleep(0.005)
-    return await verb(*arguments)
-Gate.{verb} = held
-"""
-HOLD_SNAPSHOTS = """
-import os, time
-from bloomgated.storage.snapshots import SnapshotStore
-write = SnapshotStore.write
-def held(*arguments):
-    open({path!r} + ".begun", "w").close()
-    while not os.path.exists({path!r}):
-        time.sleep(0.005)
-    return write(*arguments)
-SnapshotStore.write = held
-"""
-SMALL_FILES = """
-import resource
-_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
-"""
-NO_SNAPSHOT_RECORDS = """
-from bloomgated.storage.sqlite import SqliteJournal
-commit = SqliteJournal._commit
-def failing(self, connection, mark_file, group):
-    if any(row.kind == 5 for _, row in group):
-        raise OSError(5, "Input/output error")
-    return commit(self, connection, mark_file, group)
-SqliteJournal._commit = failing
-"""
 
 
 @pytest.fixture
@@ -366,22 +320,26 @@ def test_snapshots_under_way_do_not_delay_saying_so(start_daemon: StartDaemon, r
     assert len(list(daemon.directory.glob("snapshots/*.bgf"))) == 1
 
 
-def test_an_answer_on_its_way_is_sent_whole() -> None:
-    """Over a network that is slower than the handler: the stop waits until all is sent, not for the handler
-    alone."""
-    answers = 8_000_000  # more than the sockets' buffers hold
+def test_a_stop_waits_for_answers_on_their_way() -> None:
+    """Until a caller that is slow to take its answer has been sent all of it, not for the handler alone."""
+    answers = 8_000_000  # more than may be sent before the caller asks for more
 
-    class Ready:
+    class Held:
         limits = LimitsConfig()
-        answered = asyncio.Event()
+        asked, go = asyncio.Event(), asyncio.Event()
 
         async def might_contain(self, *_: Any) -> tuple[list[bool], bool]:
-            self.answered.set()
+            self.asked.set()
+            await self.go.wait()
             return [True] * answers, False
 
     async def run() -> None:
-        gate, network = Ready(), asyncio.Event()
-        api = ApiServer(gate, gate.limits, CallMetrics(CollectorRegistry()))  # type: ignore[arg-type]
+        gate, network, registry = Held(), asyncio.Event(), CollectorRegistry()
+        handled = {
+            "grpc_type": "unary", "grpc_service": "bloomgate.v1.FilterService",
+            "grpc_method": "MightContain", "grpc_code": "OK",
+        }  # fmt: skip
+        api = ApiServer(gate, gate.limits, CallMetrics(registry))  # type: ignore[arg-type]
         port = api.bind("127.0.0.1", 0)
         await api.start()
         api.set_serving(True)
@@ -389,7 +347,7 @@ def test_an_answer_on_its_way_is_sent_whole() -> None:
         async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, slow: bool) -> None:
             try:
                 while data := await reader.read(1 << 16):
-                    if slow and gate.answered.is_set():
+                    if slow and gate.go.is_set():
                         await network.wait()
                     writer.write(data)
                     await writer.drain()
@@ -398,12 +356,8 @@ def test_an_answer_on_its_way_is_sent_whole() -> None:
                 await writer.wait_closed()
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            narrow = socket.socket()
-            narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-            narrow.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(narrow, ("127.0.0.1", port))
-            from_server, to_server = await asyncio.open_connection(sock=narrow)
-            both = (carry(reader, to_server, slow=False), carry(from_server, writer, slow=True))
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", port)
+            both = (carry(reader, to_server, slow=True), carry(from_server, writer, slow=False))
             await asyncio.gather(*both, return_exceptions=True)
             ended.set()
 
@@ -414,13 +368,16 @@ def test_an_answer_on_its_way_is_sent_whole() -> None:
             filters, _ = inside.stubs(channel)
             call = filters.MightContain(filters_pb2.MightContainRequest(filter="name", keys=[b"k"]))
             replying = asyncio.ensure_future(call.code())
-            await gate.answered.wait()
+            await gate.asked.wait()
             stopping = asyncio.ensure_future(api.stop(30))
             # It stops: others are refused. But it does not end.
             await asyncio.to_thread(
                 eventually, lambda: health_of(f"127.0.0.1:{port}") is grpc.StatusCode.UNAVAILABLE
             )
-            done, _ = await asyncio.wait((stopping, replying), timeout=0.2)
+            gate.go.set()
+            await inside.until(lambda: registry.get_sample_value("grpc_server_handled_total", handled) == 1)
+            # The handler is done; the caller's leave to send more is held up.
+            done, _ = await asyncio.wait((stopping, replying), timeout=0.3)
             network.set()
             assert await replying is grpc.StatusCode.OK
             assert not done

@@ -1,0 +1,50 @@
+"""What a daemon's process runs first where a test wants to hold or break it.
+
+What holds does so until the file ``{path}`` is there.
+"""
+
+HOLD_RECOVERY = """
+import os, time
+from bloomgated import lifecycle
+recover = lifecycle._recover
+def held(*arguments):
+    while not os.path.exists({path!r}):
+        time.sleep(0.005)
+    return recover(*arguments)
+lifecycle._recover = held
+"""
+HOLD_CALLS = """
+import asyncio, os
+from bloomgated.gate import Gate
+verb = Gate.{verb}
+async def held(*arguments):
+    while not os.path.exists({path!r}):
+        await asyncio.sleep(0.005)
+    return await verb(*arguments)
+Gate.{verb} = held
+"""
+HOLD_SNAPSHOTS = """
+import os, time
+from bloomgated.storage.snapshots import SnapshotStore
+write = SnapshotStore.write
+def held(*arguments):
+    open({path!r} + ".begun", "w").close()
+    while not os.path.exists({path!r}):
+        time.sleep(0.005)
+    return write(*arguments)
+SnapshotStore.write = held
+"""
+SMALL_FILES = """
+import resource
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
+"""
+NO_SNAPSHOT_RECORDS = """
+from bloomgated.storage.sqlite import SqliteJournal
+commit = SqliteJournal._commit
+def failing(self, connection, mark_file, group):
+    if any(row.kind == 5 for _, row in group):
+        raise OSError(5, "Input/output error")
+    return commit(self, connection, mark_file, group)
+SqliteJournal._commit = failing
+"""
