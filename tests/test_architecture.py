@@ -20,16 +20,10 @@ TRANSPORT = ("aio", "client", "endpoint", "transport", "wire")
 HOMES = {
     "grpc": (
         "bloomgated/api/",
-        "bloomgated/main.py",
         "bloomgate/v1/",
         *(f"bloomgate/{name}.py" for name in TRANSPORT),
     ),
-    "prometheus_client": (
-        "bloomgated/metrics.py",
-        "bloomgated/web/",
-        "bloomgated/lifecycle.py",
-        "bloomgate/metrics.py",
-    ),
+    "prometheus_client": ("bloomgated/metrics.py", "bloomgated/web/", "bloomgate/metrics.py"),
     "sqlite3": ("bloomgated/storage/", "bloomgate/cli/world.py"),
     "aiohttp": ("bloomgated/web/",),
     "click": ("bloomgate/cli/", "bloomgated/main.py"),

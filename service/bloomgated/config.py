@@ -164,6 +164,11 @@ def split_address(key: str, address: str, source: str = "settings") -> tuple[str
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT, with an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def to_toml(config: Config, sources: Mapping[str, str]) -> str:
     """The settings as TOML, each with a comment that says where its value comes from."""
     plain = dict(_flatten(msgspec.to_builtins(config)))

@@ -13,18 +13,17 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
 from bloomgated.api.server import ApiServer
-from bloomgated.config import Config, split_address
+from bloomgated.config import Config, join_address, split_address
 from bloomgated.errors import JournalFailed
 from bloomgated.gate import Gate
-from bloomgated.metrics import CallMetrics, FilterCollector, JournalMetrics
 from bloomgated.snapshotter import Snapshotter
 from bloomgated.storage.directory import DirectoryLock
-from bloomgated.storage.recovery import Recovered, recover
+from bloomgated.storage.recovery import Recovered
 from bloomgated.storage.snapshots import SnapshotStore
 from bloomgated.storage.sqlite import SqliteJournal
 from bloomgated.web.server import WebServer
@@ -35,25 +34,44 @@ EXIT_JOURNAL_FAILED = 3
 EXIT_FORCED = 4
 
 
-class Daemon:
-    """Everything that runs, built here and passed in."""
+@dataclass(slots=True)
+class Readiness:
+    """Why the daemon is not ready; empty when it is."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._registry = CollectorRegistry()
-        self._gate = Gate(config.limits)
-        self._registry.register(FilterCollector(self._gate))
-        self._journal_metrics = JournalMetrics(self._registry)
-        self._api = ApiServer(self._gate, config.limits, CallMetrics(self._registry))
-        self._web = WebServer(self._registry, self._not_ready)
+    reason: str = "recovering"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """An open data directory, and the filters that were in it."""
+
+    journal: SqliteJournal
+    snapshots: SnapshotStore
+    recovered: list[Recovered]
+
+
+class Daemon:
+    """The daemon from start to stop, over the parts that it is given."""
+
+    def __init__(
+        self,
+        config: Config,
+        gate: Gate,
+        *,
+        api: ApiServer,
+        web: WebServer,
+        readiness: Readiness,
+        open_storage: Callable[[], Storage],
+        on_commit: Callable[[float, int], None],
+    ) -> None:
+        """``open_storage`` blocks; ``on_commit`` gets seconds and records of each group commit."""
+        self._config, self._gate, self._api, self._web = config, gate, api, web
+        self._readiness, self._open_storage, self._on_commit = readiness, open_storage, on_commit
         self._journal: SqliteJournal | None = None
         self._stop = asyncio.Event()
+        self._signals = 0
         self._tending: asyncio.Future[None] | None = None
-        self._state = "recovering"
         self._exit_code = 0
-
-    def _not_ready(self) -> str:
-        return "" if self._state == "serving" else self._state
 
     async def run(self) -> int:
         """Live a whole life; returns the exit code. Raises StartError where it cannot begin."""
@@ -65,12 +83,12 @@ class Daemon:
         try:
             grpc_address, http_address = await self._listen()
             try:
-                opening = asyncio.ensure_future(self._open(directory))
+                opening = asyncio.ensure_future(self._open())
                 stopping = asyncio.ensure_future(self._stop.wait())
                 await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
                 await opening
                 if not self._stop.is_set():
-                    self._state = "serving"
+                    self._readiness.reason = ""
                     self._api.set_serving(True)
                     print(f"bloomgated ready grpc={grpc_address} http={http_address}", flush=True)
                     log.info(
@@ -92,21 +110,24 @@ class Daemon:
         port = self._api.bind(host, port)
         http_port = await self._web.start(http_host, http_port)
         await self._api.start()
-        return _address(host, port), _address(http_host, http_port)
+        return join_address(host, port), join_address(http_host, http_port)
 
-    async def _open(self, directory: Path) -> None:
+    async def _open(self) -> None:
         """Recover, off the loop: health must answer NOT_SERVING meanwhile."""
         config = self._config
-        journal, store, recovered = await asyncio.to_thread(_recover, directory, config)
-        self._journal = journal
-        journal.on_commit = self._journal_metrics.committed
+        storage = await asyncio.to_thread(self._open_storage)
+        journal = self._journal = storage.journal
+        journal.on_commit = self._on_commit
         journal.on_failure = self._on_journal_failure
         journal.start()
         snapshotter = Snapshotter(
-            journal, store, interval=config.snapshot.interval, journal_bytes=config.snapshot.journal_bytes
+            journal,
+            storage.snapshots,
+            interval=config.snapshot.interval,
+            journal_bytes=config.snapshot.journal_bytes,
         )
-        self._gate.open(journal, snapshotter, recovered)
-        for each in recovered:
+        self._gate.open(journal, snapshotter, storage.recovered)
+        for each in storage.recovered:
             if each.bloom is None:
                 log.error("filter %s is DAMAGED, its checks are answered maybe: %s", each.name, each.damage)
 
@@ -128,26 +149,31 @@ class Daemon:
             log.exception("tending the filters failed")
 
     async def _drain(self) -> None:
-        self._state = "draining"
+        self._readiness.reason = self._readiness.reason or "draining"
         self._api.set_serving(False)
         # A refused start says one sentence on stderr and nothing else.
         if self._gate.opened:
             log.info("draining")
-        await self._api.stop(self._config.drain)
-        if self._tending is not None:
-            await self._tending
-        if self._journal is not None:
-            if self._gate.opened and not self._journal.failed:
+        try:
+            await self._api.stop(self._config.drain)
+            if self._tending is not None:
+                await self._tending
+            if self._journal is not None and self._gate.opened and not self._journal.failed:
                 await self._gate.finish()
                 await self._gate.snapshotter.write_changed(self._gate.catalog)
-            await self._journal.close()
-        await self._web.stop()
+        finally:
+            # Whatever went wrong before: the directory's lock goes next, and nothing may write after that.
+            if self._journal is not None:
+                await self._journal.close()
+            await self._web.stop()
         if self._gate.opened:
             log.info("stopped")
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
-        if self._stop.is_set():
+        # Counted apart from the stop: a failed journal stops too, and the first signal then forces nothing.
+        self._signals += 1
+        if self._signals > 1:
             log.warning("%s again: not waiting any longer; the journal has all that was acknowledged", name)
             sys.stderr.flush()
             os._exit(EXIT_FORCED)
@@ -156,18 +182,6 @@ class Daemon:
 
     def _on_journal_failure(self, error: Exception) -> None:
         log.critical("the journal failed, stopping: %s", error)
-        self._state = "journal failed"
+        self._readiness.reason = "journal failed"
         self._exit_code = EXIT_JOURNAL_FAILED
         self._stop.set()
-
-
-def _recover(directory: Path, config: Config) -> tuple[SqliteJournal, SnapshotStore, list[Recovered]]:
-    journal = SqliteJournal(
-        directory, retention=config.journal.retention, max_queued_bytes=config.journal.max_queued_bytes
-    )
-    store = SnapshotStore(directory)
-    return journal, store, recover(journal, store)
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -58,12 +58,12 @@ def serve(**flags: Any) -> None:
     config, _ = _load(**flags)
     # Here, not above: healthcheck and config need neither the server nor its start-up time.
     from bloomgated import logs
-    from bloomgated.lifecycle import Daemon
+    from bloomgated.composition import build
 
     logs.configure(config.log_level)
 
     async def live() -> int:
-        return await Daemon(config).run()
+        return await build(config).run()
 
     sys.exit(asyncio.run(live()))
 
@@ -74,24 +74,15 @@ def serve(**flags: Any) -> None:
 def healthcheck(timeout: float, **flags: Any) -> None:
     """Exit 0 if the daemon of these settings says SERVING, 1 otherwise. For containers."""
     config, _ = _load(**flags)
-    import grpc
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from bloomgated.api.healthcheck import ask
 
     host, port = settings.split_address("listen", config.listen)
     # An address that means "every interface" is reached through the loopback one.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        # Not by way of a proxy that the environment names for other purposes.
-        with grpc.insecure_channel(target, options=(("grpc.enable_http_proxy", 0),)) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            status = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout).status
-    except grpc.RpcError as error:
-        click.echo(f"{target}: {error.code().name}", err=True)
-        sys.exit(1)
-    name = health_pb2.HealthCheckResponse.ServingStatus.Name(status)
-    click.echo(f"{target}: {name}", err=True)
-    sys.exit(0 if status == health_pb2.HealthCheckResponse.SERVING else 1)
+    target = settings.join_address(host, port)
+    said = ask(target, timeout)
+    click.echo(f"{target}: {said}", err=True)
+    sys.exit(0 if said == "SERVING" else 1)
 
 
 @cli.command("config")

@@ -78,6 +78,16 @@ class JournalMetrics:
         self._records.observe(records)
 
 
+class DaemonMetrics:
+    """All of them, in one registry."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(FilterCollector(gate))
+        self.calls = CallMetrics(self.registry)
+        self.journal = JournalMetrics(self.registry)
+
+
 # Name, help, value of one entry; collected per filter.
 _COUNTERS: tuple[tuple[str, str, Callable[[Entry], float]], ...] = (
     ("bloomgate_adds_total", "Keys of acknowledged Adds.", lambda entry: entry.adds),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from bloomgate import Client
+from bloomgate import BloomFilter, Client
+from bloomgate.cli.commands import BATCH
 from support.daemon import DaemonProcess
 
 COMMAND = [sys.executable, "-c", "from bloomgate.cli import main; main()"]
@@ -189,22 +194,95 @@ def test_a_users_error_is_one_sentence(run: Run, arguments: list[str], message: 
 
 def test_size_plans_without_a_daemon() -> None:
     """The figures of the formula: a million keys at 1 % are 9,585,059 bits, 7 hashes, 1.2 MB."""
-    planned = bloomgate("size", "--capacity", "1000000")
+    planned = bloomgate("size", "--capacity", "1000000", "--on-full", "reject")
     assert planned.returncode == 0
     assert planned.stdout == b"9,585,059 bits, 7 hashes, 1.2 MB\n"
     assert b"1 %" in planned.stderr
     as_json = json.loads(bloomgate("size", "--capacity", "1000000", "--json").stdout)
+    first = BloomFilter(1_000_000, 0.01)
     assert as_json == {
-        "capacity": 1_000_000, "error_rate": 0.01, "bits": 9_585_059, "hashes": 7, "bytes": 1_198_133,
+        "capacity": 1_000_000, "error_rate": 0.01, "on_full": "grow",
+        "bits": first.bits, "hashes": 7, "bytes": first.memory_bytes,
     }  # fmt: skip
 
 
-def test_no_colour_where_none_is_wanted(run: Run, daemon: DaemonProcess) -> None:
-    """NO_COLOR is honoured even where colour is forced; no pipe ever gets an escape code."""
+def test_check_exits_2_whatever_keeps_it_from_an_answer(run: Run, daemon: DaemonProcess) -> None:
+    """A signal, a bug of ours, no keys at all: none of them may read as "all absent"."""
+    run("create", "f", "--capacity", "100")
+    empty = run("check", "f", "--from", "-", stdin=b"")
+    assert (empty.returncode, empty.stdout) == (2, b"")
+    assert empty.stderr == b"bloomgate: no keys were asked\n"
+    assert run("check", "f", "--from", "-", stdin=b"\n\r\n").returncode == 2
+    bug = "import bloomgate.client as c; c.Client.filter = lambda *_: 1 / 0; " + COMMAND[2]
+    broken = subprocess.run(
+        [sys.executable, "-c", bug, "check", "f", "key", "--target", daemon.grpc],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert broken.returncode == 2
+    assert b"ZeroDivisionError" in broken.stderr
+    with subprocess.Popen(
+        [*COMMAND, "check", "f", "--from", "-", "--target", daemon.grpc],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as waiting:
+        assert waiting.stdin is not None
+        assert waiting.stdout is not None
+        # A whole batch, so that an answer shows that it has begun; then it waits for more.
+        waiting.stdin.write(b"absent\n" * BATCH)
+        waiting.stdin.flush()
+        assert waiting.stdout.readline() == b"no\tabsent\n"
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.communicate(timeout=30)[1].endswith(b"bloomgate: interrupted\n")
+        assert waiting.returncode == 2
+
+
+def test_text_is_shown_as_it_is(run: Run) -> None:
+    """What looks like markup is none, and no name is cut where no terminal reads."""
+    name = "a-name-that-is-much-longer-than-any-column-of-a-table-could-be-" + "x" * 60
+    assert (
+        run("create", name, "--capacity", "100", "--key-format", "[/red] odd [bold]x :smile:").returncode == 0
+    )
+    shown = run("stats", name)
+    assert shown.returncode == 0
+    assert b"[/red] odd [bold]x :smile:" in shown.stdout
+    assert name.encode() in shown.stdout
+    assert name.encode() in run("list").stdout
+
+
+def test_no_colour_where_none_is_wanted(run: Run) -> None:
+    """A pipe gets no escape code."""
     run("create", "f", "--capacity", "100")
     assert b"\x1b" not in run("stats", "f").stdout
-    plain = bloomgate("stats", "f", BLOOMGATE_TARGET=daemon.grpc, NO_COLOR="1", FORCE_COLOR="1").stdout
-    assert b"\x1b[3" not in plain
+    assert b"\x1b" not in run("list").stdout
+
+
+def test_a_terminal_gets_a_progress_bar_and_no_color_is_honoured(run: Run, daemon: DaemonProcess) -> None:
+    """``load`` shows keys/s as it goes; with NO_COLOR there is a bar and no colour."""
+    run("create", "f", "--capacity", "1000")
+    for no_color in ("", "1"):
+        ours, theirs = pty.openpty()
+        with subprocess.Popen(
+            [*COMMAND, "load", "f", "-", "--target", daemon.grpc],
+            stdin=subprocess.PIPE,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "NO_COLOR": no_color},
+        ) as loading:
+            assert loading.stdin is not None
+            loading.stdin.write(b"one\ntwo\n")
+            loading.stdin.close()
+            os.close(theirs)
+            seen = b""
+            with contextlib.suppress(OSError):  # how Linux tells that the other end is closed
+                while part := os.read(ours, 65536):
+                    seen += part
+            os.close(ours)
+        assert loading.returncode == 0
+        assert b"keys/s" in seen
+        assert b"2 keys added" in seen
+        assert bool(re.search(rb"\x1b\[(1;)?3[0-9]", seen)) is not bool(no_color)
 
 
 def test_a_command_starts_without_what_it_does_not_use() -> None:

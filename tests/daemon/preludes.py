@@ -5,13 +5,13 @@ What holds does so until the file ``{path}`` is there.
 
 HOLD_RECOVERY = """
 import os, time
-from bloomgated import lifecycle
-recover = lifecycle._recover
+from bloomgated import composition
+recover = composition.open_storage
 def held(*arguments):
     while not os.path.exists({path!r}):
         time.sleep(0.005)
     return recover(*arguments)
-lifecycle._recover = held
+composition.open_storage = held
 """
 HOLD_CALLS = """
 import asyncio, os

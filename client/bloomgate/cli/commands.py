@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from bloomgate.client import Client
 
 DEFAULT_TARGET = "127.0.0.1:50051"
-# Checks from the command line may take their time: a person waits, not a request.
-PATIENCE = 10.0
+# Seconds: a person waits, not a request, but not for a daemon that is not there. Writing takes longer.
+PATIENCE = 5.0
+PATIENCE_TO_WRITE = 600.0
 BATCH = 10_000
 
 
@@ -36,13 +38,24 @@ def target_option(command: Any) -> Any:
     )(command)
 
 
-def connect(context: click.Context) -> Client:
-    """A client of the daemon that was named; it closes with the command."""
+on_full_option = click.option(
+    "--on-full",
+    type=click.Choice(["grow", "reject", "degrade"]),
+    default="grow",
+    show_default=True,
+    help="What an add does at the capacity.",
+)
+
+
+def connect(context: click.Context, *, patience: float = PATIENCE, batch: int = BATCH) -> Client:
+    """A client of the daemon that was named; it closes with the command. ``patience`` in seconds."""
     from bloomgate.client import Client
     from bloomgate.options import ClientOptions
 
     target = context.meta.get("target") or os.environ.get("BLOOMGATE_TARGET") or DEFAULT_TARGET
-    options = ClientOptions(on_error="raise", check_timeout=PATIENCE, keys_per_call=BATCH)
+    options = ClientOptions(
+        on_error="raise", check_timeout=patience, admin_timeout=patience, keys_per_call=batch
+    )
     return context.with_resource(Client(target, options=options))
 
 
@@ -68,9 +81,7 @@ def cli() -> None:
 @click.argument("name")
 @click.option("--capacity", type=int, required=True, help="Keys it is planned for, 1 to 10^11.")
 @click.option("--error-rate", type=float, default=0.01, show_default=True, help="1e-9 to 0.5.")
-@click.option(
-    "--on-full", type=click.Choice(["grow", "reject", "degrade"]), default="grow", show_default=True
-)
+@on_full_option
 @click.option(
     "--hash-scheme",
     type=click.Choice(["murmur3_x64_128", "blake2b_128"]),
@@ -86,7 +97,9 @@ def create(context: click.Context, /, name: str, hash_scheme: str, **spec: Any) 
     from bloomgate.cli.show import count, size
     from bloomgate.filters import HashScheme
 
-    made = connect(context).create_filter(name, hash_scheme=HashScheme[hash_scheme.upper()], **spec)
+    made = connect(context, patience=PATIENCE_TO_WRITE).create_filter(
+        name, hash_scheme=HashScheme[hash_scheme.upper()], **spec
+    )
     stats = made.stats
     what = "created" if made.created else "exists already, with the same parameters:"
     say(
@@ -126,32 +139,45 @@ def check(
 
     Exits 0 if any key might be contained, 1 if all are definitely absent, 2 if there was no answer.
     """
-    from bloomgate.cli.lines import Lines
-
     if bool(keys) == (file is not None):
         raise click.UsageError("give keys, or --from FILE")
+    # 0 and 1 say something about every key that was asked, so whatever happens before the last of them is
+    # answered, a signal or a bug of ours included, ends in 2.
+    code = EXIT_NO_ANSWER
     try:
-        asked = connect(context).filter(name)
-        lines = Lines(opened(context, file)) if file is not None else None
-        batches = lines.batches(BATCH) if lines is not None else [[os.fsencode(key) for key in keys]]
-        any_maybe = False
-        for batch in batches:
-            for key, maybe in zip(batch, asked.might_contain_many(batch), strict=True):
-                any_maybe = any_maybe or maybe
-                if not quiet:
-                    click.echo(b"%s\t%s" % (b"maybe" if maybe else b"no", key))
-    except Exception as error:
+        code = _check(context, name, keys, file, quiet)
+    except BaseException as error:
         from bloomgate.cli.errors import as_sentence
 
         sentence, _ = as_sentence(error)
-        if not sentence:
-            raise
-        # 1 would say that every key is absent.
-        say(f"bloomgate: {sentence}")
-        sys.exit(EXIT_NO_ANSWER)
+        if sentence:
+            say(f"bloomgate: {sentence}")
+        else:
+            traceback.print_exc()
+    sys.exit(code)
+
+
+def _check(context: click.Context, name: str, keys: tuple[str, ...], file: str | None, quiet: bool) -> int:
+    from bloomgate.cli.lines import Lines
+
+    asked = connect(context).filter(name)
+    lines = Lines(opened(context, file)) if file is not None else None
+    batches = lines.batches(BATCH) if lines is not None else [[os.fsencode(key) for key in keys]]
+    answered, any_maybe = 0, False
+    for batch in batches:
+        for key, maybe in zip(batch, asked.might_contain_many(batch), strict=True):
+            any_maybe = any_maybe or maybe
+            if not quiet:
+                click.echo(b"%s\t%s" % (b"maybe" if maybe else b"no", key))
+        answered += len(batch)
     if lines is not None and lines.skipped:
         say(f"{lines.skipped} empty lines skipped")
-    sys.exit(0 if any_maybe else 1)
+    if not answered:
+        # Whoever makes the keys may have died: that is not "all absent".
+        say("bloomgate: no keys were asked")
+        return EXIT_NO_ANSWER
+    sys.stdout.flush()
+    return 0 if any_maybe else 1
 
 
 @cli.command()
@@ -170,7 +196,7 @@ def load(context: click.Context, name: str, file: str, batch: int) -> None:
     """
     from bloomgate.cli.loading import load_lines
 
-    load_lines(connect(context).filter(name), opened(context, file), file, batch)
+    load_lines(connect(context, batch=batch).filter(name), opened(context, file), file, batch)
 
 
 @cli.command()
@@ -215,7 +241,7 @@ def drop(context: click.Context, name: str, yes: bool) -> None:
     """Drop a filter for good."""
     if not yes:
         click.confirm(f"drop {name} and all its keys?", abort=True, err=True)
-    connect(context).drop_filter(name)
+    connect(context, patience=PATIENCE_TO_WRITE).drop_filter(name)
     say(f"{name} dropped")
 
 
@@ -225,25 +251,29 @@ def drop(context: click.Context, name: str, yes: bool) -> None:
 @click.pass_context
 def snapshot(context: click.Context, name: str) -> None:
     """Write a filter to the daemon's disk now."""
-    stats = connect(context).snapshot_filter(name)
+    stats = connect(context, patience=PATIENCE_TO_WRITE).snapshot_filter(name)
     say(f"{name} written up to seq {stats.snapshot_seq}")
 
 
 @cli.command()
 @click.option("--capacity", type=int, required=True, help="Keys, 1 to 10^11.")
 @click.option("--error-rate", type=float, default=0.01, show_default=True, help="1e-9 to 0.5.")
+@on_full_option
 @click.option("--json", "json_", is_flag=True, help="JSON on stdout.")
-def size(capacity: int, error_rate: float, json_: bool) -> None:
-    """Plan bits, hashes and bytes of a filter that does not grow, without a daemon."""
-    from bloomgate.cli import show
-    from bloomgate.filters import sizing
+def size(capacity: int, error_rate: float, on_full: str, json_: bool) -> None:
+    """Plan bits, hashes and bytes of the filter that `create` would make, without a daemon.
 
-    body = sizing.plan(sizing.check_capacity(capacity), sizing.check_error_rate(error_rate))
-    if json_:
-        plan = {"capacity": capacity, "error_rate": error_rate, "bits": body.bits, "hashes": body.hashes}
-        click.echo(show.as_json({**plan, "bytes": body.nbytes}))
-        return
+    One that grows begins a fifth more precise than asked, so that its later bodies have a share of the error.
+    """
+    from bloomgate.cli import show
+    from bloomgate.filters import FilterSpec, sizing
+
+    body = FilterSpec.plan(capacity, error_rate, on_full=on_full).first_body
     rate = sizing.expected_error_rate(body.bits, body.hashes, capacity)
+    if json_:
+        plan = {"capacity": capacity, "error_rate": error_rate, "on_full": on_full, "bits": body.bits}
+        click.echo(show.as_json({**plan, "hashes": body.hashes, "bytes": body.nbytes}))
+        return
     click.echo(f"{show.count(body.bits)} bits, {body.hashes} hashes, {show.size(body.nbytes)}")
     say(
         f"{body.bits / capacity:.1f} bits a key; {show.share(rate)} of absent keys answered maybe once"

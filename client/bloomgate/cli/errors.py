@@ -6,8 +6,10 @@ EXIT_ERROR = 1
 EXIT_NO_ANSWER = 2
 
 
-def as_sentence(error: Exception) -> tuple[str, int]:
+def as_sentence(error: BaseException) -> tuple[str, int]:
     """The sentence and exit code of an error of the user or the daemon; ("", 0) for a bug of ours."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", EXIT_ERROR
     if isinstance(error, BrokenPipeError):
         return "nobody reads the output any more", EXIT_ERROR
     if isinstance(error, OSError):

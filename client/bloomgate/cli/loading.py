@@ -26,11 +26,11 @@ def load_lines(filter_: Filter, stream: BinaryIO, name: str, batch: int) -> None
     added = new = 0
     started = time.perf_counter()
     progress = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         DownloadColumn(),
-        TextColumn("{task.fields[rate]} keys/s"),
+        TextColumn("{task.fields[rate]} keys/s", markup=False),
         console=console,
         disable=not console.is_terminal,
     )

@@ -17,10 +17,17 @@ if TYPE_CHECKING:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console; rich itself honours NO_COLOR and shows no colour where no terminal reads."""
+    """A console; rich itself honours NO_COLOR and shows no colour where no terminal reads.
+
+    Text is shown as it is: a name or a key format may look like markup. Where no terminal reads, lines are as
+    long as they need to be, so that no name is cut.
+    """
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not made.is_terminal:
+        made.width = 1000
+    return made
 
 
 def table(title: str = "") -> Table:
@@ -90,7 +97,8 @@ def filters_table(filters: Iterable[FilterStats]) -> Table:
         "error rate",
         "asked",
     ):
-        shown.add_column(heading, justify="left" if heading in ("filter", "state") else "right")
+        left = heading in ("filter", "state")
+        shown.add_column(heading, justify="left" if left else "right", overflow="fold")
     for each in filters:
         shown.add_row(
             each.name,
@@ -109,8 +117,8 @@ def filters_table(filters: Iterable[FilterStats]) -> Table:
 def stats_table(stats: FilterStats) -> Table:
     """Everything about one filter."""
     shown = table()
-    shown.add_column(stats.name)
-    shown.add_column()
+    shown.add_column(stats.name, overflow="fold")
+    shown.add_column(overflow="fold")
     checks = stats.checks_skip + stats.checks_hit + stats.checks_unsure
     skipped = f" ({stats.checks_skip / checks:.1%})" if checks else ""
     written = stats.snapshot_time.isoformat(timespec="seconds") if stats.snapshot_time else "none yet"

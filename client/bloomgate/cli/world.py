@@ -6,8 +6,9 @@ import random
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import click
 
 from bloomgate.client import Filter
 from bloomgate.filters import Key
+from bloomgate.guard import Guard
 
 BATCH = 1_000
 CLEAN_SHARE = 0.95
@@ -28,7 +30,6 @@ class Authority:
         self._database = sqlite3.connect(path)
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("CREATE TABLE blocked (domain TEXT PRIMARY KEY) WITHOUT ROWID")
-        self.lookups = 0
 
     def insert(self, domains: Iterable[str]) -> None:
         """Commit ``domains``."""
@@ -37,9 +38,12 @@ class Authority:
 
     def lookup(self, domain: Key) -> bool:
         """Whether ``domain`` is blocked."""
-        self.lookups += 1
         found = self._database.execute("SELECT 1 FROM blocked WHERE domain = ?", (domain,)).fetchone()
         return found is not None
+
+    def all(self) -> set[str]:
+        """Every blocked domain."""
+        return {domain for (domain,) in self._database.execute("SELECT domain FROM blocked")}
 
     def close(self) -> None:
         """Close the file."""
@@ -70,7 +74,11 @@ class DaemonProcess:
                 start_new_session=True,
             )  # fmt: skip
         assert self.process.stdout is not None
+        # One that never gets ready says nothing, and ends with this.
+        impatience = threading.Timer(START_TIMEOUT, self.process.kill)
+        impatience.start()
         line = self.process.stdout.readline()
+        impatience.cancel()
         if not line.startswith("bloomgated ready"):
             self.process.wait(START_TIMEOUT)
             log_text = (self._directory / "bloomgated.log").read_text()
@@ -83,11 +91,13 @@ class DaemonProcess:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
             self.process.wait(START_TIMEOUT)
+            assert self.process.stdout is not None
+            self.process.stdout.close()
 
 
 @dataclass
-class Signups:
-    """Checks of one kind, as measured through the guard."""
+class Checked:
+    """Checks through the guard, as measured and as judged by the authority."""
 
     checks: int = 0
     hits: int = 0
@@ -134,34 +144,45 @@ def signups(rng: random.Random, domains: list[str], number: int) -> list[str]:
     return made
 
 
-def check_one_by_one(blocklist: Filter, authority: Authority, asked: list[str], blocked: set[str]) -> Signups:
+def check_one_by_one(blocklist: Filter, authority: Authority, asked: list[str]) -> Checked:
     """Check through the guard, a call each."""
-    result = Signups(checks=len(asked))
-    timed = _TimedLookup(authority, result)
-    guard = blocklist.guard(timed.lookup, absent=False)
-    started = time.perf_counter()
-    answers = [guard(domain) for domain in asked]
-    result.seconds = time.perf_counter() - started
-    return _judged(result, asked, answers, blocked)
+    return _checked(blocklist, authority, asked, lambda guard: [guard(domain) for domain in asked])
 
 
-def check_in_bulk(blocklist: Filter, authority: Authority, asked: list[str], blocked: set[str]) -> Signups:
+def check_in_bulk(blocklist: Filter, authority: Authority, asked: list[str]) -> Checked:
     """Check through the guard in calls of BATCH."""
-    result = Signups(checks=len(asked))
-    timed = _TimedLookup(authority, result)
-    guard = blocklist.guard(timed.lookup, absent=False)
-    answers: list[bool | None] = []
+    starts = range(0, len(asked), BATCH)
+    return _checked(
+        blocklist,
+        authority,
+        asked,
+        lambda guard: [found for start in starts for found in guard.many(asked[start : start + BATCH])],
+    )
+
+
+def _checked(
+    blocklist: Filter,
+    authority: Authority,
+    asked: list[str],
+    check: Callable[[Guard[bool]], list[bool | None]],
+) -> Checked:
+    result = Checked(checks=len(asked))
+    guard = blocklist.guard(_TimedLookup(authority, result).lookup, absent=False)
     started = time.perf_counter()
-    for start in range(0, len(asked), BATCH):
-        answers += guard.many(asked[start : start + BATCH])
+    answers = check(guard)
     result.seconds = time.perf_counter() - started
-    return _judged(result, asked, answers, blocked)
+    # What the guard let through although the authority has it.
+    blocked = authority.all()
+    result.false_negatives = sum(
+        domain in blocked and not found for domain, found in zip(asked, answers, strict=True)
+    )
+    return result
 
 
 class _TimedLookup:
     """The authority's lookup, with the time it takes, its calls and its misses noted in ``result``."""
 
-    def __init__(self, authority: Authority, result: Signups) -> None:
+    def __init__(self, authority: Authority, result: Checked) -> None:
         self._authority, self._result = authority, result
 
     def lookup(self, domain: Key) -> bool:
@@ -171,16 +192,3 @@ class _TimedLookup:
         self._result.hits += 1
         self._result.false_positives += not found
         return found
-
-
-def _judged(result: Signups, asked: list[str], answers: list[bool | None], blocked: set[str]) -> Signups:
-    """Count what the guard let through although the authority has it."""
-    pairs = zip(asked, answers, strict=True)
-    result.false_negatives = sum(domain in blocked and not answer for domain, answer in pairs)
-    return result
-
-
-def wrong_noes(blocklist: Filter, authority: Authority, domains: list[str]) -> int:
-    """How many of the authority's keys the filter denies, asked for each one of them."""
-    answers = blocklist.might_contain_many(domains)
-    return sum(not maybe and authority.lookup(each) for each, maybe in zip(domains, answers, strict=True))

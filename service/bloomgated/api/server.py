@@ -16,7 +16,7 @@ from bloomgated.api.admin import AdminService
 from bloomgated.api.filters import FilterService
 from bloomgated.api.interceptors import Bound, Handler, observed, translated
 from bloomgated.api.streams import Health, Reflection
-from bloomgated.config import LimitsConfig
+from bloomgated.config import LimitsConfig, join_address
 from bloomgated.errors import AddressTaken
 from bloomgated.gate import Gate
 from bloomgated.metrics import CallMetrics
@@ -31,8 +31,9 @@ class ApiServer:
     """Serves the gate over gRPC. Health says NOT_SERVING until ``set_serving(True)``."""
 
     def __init__(self, gate: Gate, limits: LimitsConfig, metrics: CallMetrics) -> None:
-        # Our own limit answers first, with a message that names it; gRPC's is what keeps memory bounded.
-        largest = 4 * limits.bytes_per_call + (1 << 20)
+        # Above ours, which answers with a message that names it, but not far: gRPC's is what bounds a call's
+        # memory before anybody has looked at it. A key takes up to five bytes beside its own.
+        largest = limits.bytes_per_call + 5 * limits.keys_per_call + (1 << 20)
         self._server = grpc.aio.server(
             options=(
                 ("grpc.so_reuseport", 0),
@@ -69,7 +70,7 @@ class ApiServer:
 
     def bind(self, host: str, port: int) -> int:
         """Bind exclusively and return the port. Raises AddressTaken."""
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = join_address(host, port)
         try:
             bound = self._server.add_insecure_port(address)
         except RuntimeError:

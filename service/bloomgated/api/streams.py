@@ -94,12 +94,12 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-define
         task and not the stream, which then holds up the stop.
         """
         ended = asyncio.ensure_future(self._ended.wait())
+        request: asyncio.Future[Any] | None = None
         try:
             while True:
                 request = asyncio.ensure_future(anext(requests))
                 await asyncio.wait((request, ended), return_when=asyncio.FIRST_COMPLETED)
                 if not request.done():
-                    request.cancel()
                     return
                 try:
                     yield request.result()
@@ -107,3 +107,7 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-define
                     return
         finally:
             ended.cancel()
+            if request is not None:
+                # A caller that goes away fails it, and nobody is left to hear of that.
+                request.add_done_callback(lambda done: done.cancelled() or done.exception())
+                request.cancel()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 
+from bloomgated.config import join_address
 from bloomgated.errors import AddressTaken
 
 
@@ -37,7 +38,7 @@ class WebServer:
             await self._runner.cleanup()
             # The system's own words: asyncio's repeat the address.
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-            raise AddressTaken(f"HTTP cannot listen on {host}:{port}: {reason}") from None
+            raise AddressTaken(f"HTTP cannot listen on {join_address(host, port)}: {reason}") from None
         bound: int = self._runner.addresses[0][1]
         return bound
 
