@@ -11,10 +11,10 @@ help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run ## do the main job on a real list; KEEP=1 leaves the daemon up
-	@$(BIN)/bloomgate demo $(if $(KEEP),--keep)
+	@$(BIN)/bloomgate demo $(if $(filter-out 0,$(KEEP)),--keep)
 
-test: $(VENV)/.dev ## run the whole test suite
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
+test: $(VENV)/.dev ## run the whole test suite; ARGS="-k journal" runs a part of it
+	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --cov --cov-report=term)
 
 serve: $(VENV)/.run ## run the daemon in the foreground, data in ./data
 	@exec $(BIN)/bloomgated serve --data-dir ./data $(ARGS)
@@ -31,7 +31,7 @@ fix: $(VENV)/.dev ## format, and repair what the linter can
 	$(BIN)/ruff format
 
 proto: $(VENV)/.venv ## regenerate the stubs in client/bloomgate/v1
-	bash proto/generate.sh
+	PYTHON=$(PYTHON) bash proto/generate.sh
 
 bench: $(VENV)/.bench ## measure against peers, side by side in one run
 	@$(BIN)/python benchmarks/run.py $(ARGS)

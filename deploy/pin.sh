@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Writes constraints.txt (what runs), constraints-dev.txt (what tests), and for the image
-# deploy/constraints-server.txt (the daemon alone) and deploy/constraints-build.txt (what makes its wheel).
+# deploy/constraints-server.txt (the daemon alone), deploy/constraints-build.txt (what makes its wheel), and
+# deploy/constraints-proto.txt (what makes the stubs).
 # Every version is pinned with the hashes of its wheels, for all Pythons from 3.11 on, and without the address
 # of any index.
 set -euo pipefail
@@ -14,5 +15,7 @@ compile pyproject.toml --extra server --extra demo --extra build -o constraints.
 compile pyproject.toml --all-extras -c constraints.txt -o constraints-dev.txt
 # Constrained by the first, so that the image runs the very versions that the tests ran.
 compile pyproject.toml --extra server -c constraints.txt -o deploy/constraints-server.txt
+# The generators of the stubs: older on purpose, see proto/generate.sh.
+printf 'grpcio-tools==1.76.0\nmypy-protobuf==3.7.0\nsetuptools\n' | compile - -o deploy/constraints-proto.txt
 # The wheel of a release needs no editables.
 echo 'hatchling>=1.27' | compile - -c constraints.txt -o deploy/constraints-build.txt

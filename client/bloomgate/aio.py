@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import ParamSpec, Self, TypeVar
 
@@ -12,10 +13,12 @@ from bloomgate.endpoint import Endpoint, Tls
 from bloomgate.errors import BloomgateError
 from bloomgate.filters import HashScheme, Key, OnFull
 from bloomgate.guard import AsyncGuard, async_guarded
-from bloomgate.metrics import ClientMetrics, Result
+from bloomgate.metrics import ClientMetrics
+from bloomgate.names import check_name
 from bloomgate.options import ClientOptions
 from bloomgate.outcomes import AsyncOutcomes
-from bloomgate.session import Session, check_name
+from bloomgate.replies import Result
+from bloomgate.session import Session
 from bloomgate.stats import CreateResult, FilterStats
 from bloomgate.steps import run_async
 from bloomgate.transport import AsyncTransport, GrpcAsyncTransport
@@ -124,9 +127,19 @@ class AsyncClient:
             return False
 
     async def close(self) -> None:
-        """Report the guards' last outcomes, then end what is under way. Later checks answer maybe."""
+        """Report the guards' last outcomes, ``report_timeout`` in all at most, then end what is under way.
+
+        Later checks answer maybe, and so do those that wait for an answer now; all else raises ClientClosed.
+        Where the client served several loops: this one's connection is closed on return, those of loops that
+        run in other threads are told to close, and a loop that does not run keeps its own until it is gone.
+        """
+        options = self._session.options
+        reports = []
         for each in list(self._filters.values()):
-            await each.flush_outcomes()
+            each._outcomes.report_rest()
+            reports += each._outcomes.under_way()
+        if reports:
+            await asyncio.wait(reports, timeout=options.report_timeout)
         await self._transport.close()
 
     async def __aenter__(self) -> Self:
@@ -200,9 +213,11 @@ class AsyncFilter:
         audit: float = 0.0,
         key: Callable[P, Key] | None = None,
     ) -> Callable[[Callable[P, Awaitable[V]]], Callable[P, Awaitable[V | None]]]:
-        """``guard`` as a decorator. ``key`` makes the key of the arguments; else it is the first of them.
+        """``guard`` as a decorator. ``key`` makes the key of the arguments, as they are passed.
 
-        A method needs ``key``: its first argument is ``self``. The function's ``guard`` attribute can flush.
+        Without it the key is the argument of the function's first parameter, by place, by name or by
+        default. Raises TypeError where there is none or it is ``self`` or ``cls``: a method needs ``key``.
+        The function's ``guard`` attribute can flush.
         """
         return async_guarded(lambda function: self._guard(function, absent, audit, None), key)
 

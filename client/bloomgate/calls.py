@@ -11,19 +11,16 @@ Both clients run this code (see ``steps``). Two rules stand above everything els
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
-from bloomgate import methods
-from bloomgate.errors import (
-    BloomgateError,
-    LimitExceeded,
-    StaleHashId,
-)
+from bloomgate import transport
+from bloomgate.errors import BloomgateError, LimitExceeded, StaleHashId
 from bloomgate.filters import DIGEST_BYTES, Hasher, InvalidKey, Key, ParameterError, encode_key
-from bloomgate.metrics import Result
 from bloomgate.options import ClientOptions
-from bloomgate.replies import read_answers, read_hash_spec, read_was_new
+from bloomgate.processes import OfProcess
+from bloomgate.replies import Result, read_answers, read_hash_spec, read_was_new
 from bloomgate.session import Session
 from bloomgate.stats import FilterStats, read_stats
 from bloomgate.steps import Deadline, Retry, Steps, T
@@ -50,6 +47,7 @@ class FilterCalls:
         self._metrics = session.metrics.of_filter(name)
         self._hasher: Hasher | None = None
         self._fallbacks = _FallbackLog(name, session.options)
+        self.count_lost_outcomes = self._metrics.count_lost_outcomes
 
     # -- checks
 
@@ -59,7 +57,7 @@ class FilterCalls:
         try:
             request = pb.MightContainRequest(filter=self.name, keys=(encode_key(key),))
             deadline = Deadline(self._clock, self._options.check_timeout)
-            reply = yield from self._session.reads.call(methods.MIGHT_CONTAIN, request, deadline)
+            reply = yield from self._session.checks.call(transport.MIGHT_CONTAIN, request, deadline)
             results = read_answers(reply, 1)
         except Exception as error:
             results = self._fall_back(error, 1)
@@ -77,16 +75,20 @@ class FilterCalls:
         deadline = Deadline(self._clock, self._check_budget(len(keys)))
         results: list[Result] = []
         try:
-            size = yield from self._keys_per_call(self._session.reads, deadline)
+            chunks = _Chunks(keys, (yield from self._keys_per_call(self._session.checks, deadline)))
         except Exception as error:
             results = self._fall_back(error, len(keys))
         else:
-            for chunk in _chunks(keys, size):
+            for chunk in chunks:
                 encoded, invalid = _encode_valid(chunk)
+                # A share of the budget: a chunk that hangs leaves the others theirs.
+                share = deadline.within(self._check_budget(len(chunk)))
                 try:
-                    # A share of the budget: a chunk that hangs leaves the others theirs.
-                    share = deadline.within(self._check_budget(len(chunk)))
-                    answers = yield from self._check_chunk(encoded, share)
+                    try:
+                        answers = yield from self._check_chunk(encoded, share)
+                    except LimitExceeded as error:
+                        yield from self._split_again(chunks, error, self._session.checks, share)
+                        continue
                 except Exception as error:
                     answers = self._fall_back(error, len(encoded))
                 for place, wrong in invalid:
@@ -101,7 +103,9 @@ class FilterCalls:
     def _check_chunk(self, encoded: Sequence[bytes], deadline: Deadline) -> Steps[list[Result]]:
         if not encoded:
             return []
-        reply = yield from self._send_digests(methods.MIGHT_CONTAIN, encoded, self._session.reads, deadline)
+        reply = yield from self._send_digests(
+            transport.MIGHT_CONTAIN, encoded, self._session.checks, deadline
+        )
         results = read_answers(reply, len(encoded))
         self._count(results, reply.degraded)
         return results
@@ -134,7 +138,7 @@ class FilterCalls:
         """Add one key. Returns whether it was certainly new; raises unless it is acknowledged."""
         request = pb.AddRequest(filter=self.name, keys=(encode_key(key),))
         deadline = Deadline(self._clock, self._add_budget(1))
-        reply = yield from self._session.adds.call(methods.ADD, request, deadline)
+        reply = yield from self._session.adds.call(transport.ADD, request, deadline)
         return read_was_new(reply, 1)[0]
 
     def add_many(self, keys: Iterable[Key]) -> Steps[list[bool]]:
@@ -146,23 +150,30 @@ class FilterCalls:
         if not encoded:
             return []
         deadline = Deadline(self._clock, self._add_budget(len(encoded)))
-        size = yield from self._keys_per_call(self._session.adds, deadline)
-        self._check_key_bytes(encoded)
+        adds = self._session.adds
+        yield from self._check_key_bytes(max(map(len, encoded)), adds, deadline)
+        chunks = _Chunks(encoded, (yield from self._keys_per_call(adds, deadline)))
         was_new: list[bool] = []
-        for chunk in _chunks(encoded, size):
-            reply = yield from self._send_digests(methods.ADD, chunk, self._session.adds, deadline)
-            was_new += read_was_new(reply, len(chunk))
+        for chunk in chunks:
+            try:
+                reply = yield from self._send_digests(transport.ADD, chunk, adds, deadline)
+            except LimitExceeded as error:
+                yield from self._split_again(chunks, error, adds, deadline)
+            else:
+                was_new += read_was_new(reply, len(chunk))
         return was_new
 
     def _add_budget(self, keys: int) -> float:
         return self._options.add_timeout + self._options.add_timeout_per_key * keys
 
-    def _check_key_bytes(self, encoded: Sequence[bytes]) -> None:
+    def _check_key_bytes(self, longest: int, retry: Retry, deadline: Deadline) -> Steps[None]:
         """Refuse what the daemon would refuse if it saw more of a key than its digest."""
-        limits = self._session.limits
-        longest = max(map(len, encoded))
-        if limits is not None and 0 < limits.bytes_per_key < longest:
-            raise LimitExceeded("bytes_per_key", longest, limits.bytes_per_key)
+        known = self._session.limits
+        if known is None or 0 < known.bytes_per_key < longest:
+            # Known limits may be those of a daemon that was restarted with others since.
+            known = (yield from self._read_stats(retry, deadline)).limits
+        if 0 < known.bytes_per_key < longest:
+            raise LimitExceeded("bytes_per_key", longest, known.bytes_per_key)
 
     # -- the rest
 
@@ -182,12 +193,12 @@ class FilterCalls:
         """Tell the daemon what the authority said. Not tried again: counts could be counted twice."""
         request = self.outcomes_request(found, not_found, false_no)
         deadline = Deadline(self._clock, self._options.report_timeout)
-        yield from self._session.once.call(methods.REPORT_OUTCOMES, request, deadline)
+        yield from self._session.once.call(transport.REPORT_OUTCOMES, request, deadline)
 
     # -- what bulk calls need to know first
 
     def _read_stats(self, retry: Retry, deadline: Deadline) -> Steps[pb.StatsResponse]:
-        reply = yield from retry.call(methods.STATS, pb.StatsRequest(filter=self.name), deadline)
+        reply = yield from retry.call(transport.STATS, pb.StatsRequest(filter=self.name), deadline)
         self._session.limits = reply.limits
         return reply
 
@@ -203,10 +214,21 @@ class FilterCalls:
             size = min(size, (limits.bytes_per_call - _REQUEST_BYTES) // DIGEST_BYTES)
         return max(1, size)
 
+    def _split_again(
+        self, chunks: _Chunks[Any], error: LimitExceeded, retry: Retry, deadline: Deadline
+    ) -> Steps[None]:
+        """Take a refused chunk back and go on in smaller ones; raises ``error`` if there are no such.
+
+        The daemon may allow less than it did when its limits were read: it was restarted since.
+        """
+        self._session.limits = None
+        if chunks.taken_back or not chunks.take_back((yield from self._keys_per_call(retry, deadline))):
+            raise error
+
     def _read_hasher(self, retry: Retry, deadline: Deadline) -> Steps[Hasher]:
         if self._hasher is None:
             request = pb.HashSpecRequest(filter=self.name)
-            reply = yield from retry.call(methods.HASH_SPEC, request, deadline)
+            reply = yield from retry.call(transport.HASH_SPEC, request, deadline)
             self._hasher = read_hash_spec(reply)
         return self._hasher
 
@@ -228,10 +250,6 @@ class FilterCalls:
                 if stale_before:
                     raise
                 stale_before = True
-            except LimitExceeded:
-                # The daemon allows less than it did when it was asked: ask again before the next call.
-                self._session.limits = None
-                raise
             else:
                 return reply
 
@@ -242,8 +260,27 @@ def listed(keys: Iterable[Key]) -> list[Key]:
     return list(keys)
 
 
-def _chunks(keys: list[T], size: int) -> Iterator[list[T]]:
-    return (keys[start : start + size] for start in range(0, len(keys), size))
+class _Chunks(Generic[T]):
+    """Keys in parts of ``size``, the last of which can be taken back once, to be cut smaller."""
+
+    def __init__(self, keys: list[T], size: int) -> None:
+        self._keys = keys
+        self._size = size
+        self._start = self._next = 0
+        self.taken_back = False
+
+    def __iter__(self) -> Iterator[list[T]]:
+        while self._next < len(self._keys):
+            self._start, self._next = self._next, self._next + self._size
+            yield self._keys[self._start : self._next]
+
+    def take_back(self, size: int) -> bool:
+        """Go on before the last part, in parts of ``size``. False: that is no smaller than it was."""
+        if size >= min(self._next, len(self._keys)) - self._start:
+            return False
+        self.taken_back = True
+        self._next, self._size = self._start, size
+        return True
 
 
 def _encode_valid(chunk: Sequence[Key]) -> tuple[list[bytes], list[tuple[int, Exception]]]:
@@ -267,15 +304,18 @@ class _FallbackLog:
         self._interval = options.warn_interval
         self._next = float("-inf")
         self._keys = 0
+        # A process's own: a child would wait for ever for one that its parent held at the fork.
+        self._lock = OfProcess(threading.Lock)
 
     def note(self, reason: str, error: Exception, keys: int) -> None:
         """Note ``keys`` checks that fell back."""
-        self._keys += keys
         now = self._clock()
-        if now < self._next:
-            return
-        self._next = now + self._interval
-        keys, self._keys = self._keys, 0
+        with self._lock.get():
+            self._keys += keys
+            if now < self._next:
+                return
+            self._next = now + self._interval
+            keys, self._keys = self._keys, 0
         # The text of an error that is not ours may hold a key.
         detail = str(error) if isinstance(error, BloomgateError) else type(error).__name__
         _log.warning(

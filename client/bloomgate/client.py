@@ -12,12 +12,14 @@ from bloomgate.endpoint import Endpoint, Tls
 from bloomgate.errors import BloomgateError
 from bloomgate.filters import HashScheme, Key, OnFull
 from bloomgate.guard import Guard, guarded
-from bloomgate.metrics import ClientMetrics, Result
+from bloomgate.metrics import ClientMetrics
+from bloomgate.names import check_name
 from bloomgate.options import ClientOptions
 from bloomgate.outcomes import Outcomes
-from bloomgate.session import Session, check_name
+from bloomgate.replies import Result
+from bloomgate.session import Session
 from bloomgate.stats import CreateResult, FilterStats
-from bloomgate.steps import run
+from bloomgate.steps import Deadline, run
 from bloomgate.transport import GrpcTransport, Transport
 
 P = ParamSpec("P")
@@ -121,9 +123,17 @@ class Client:
             return False
 
     def close(self) -> None:
-        """Report the guards' last outcomes, then end what is under way. Later checks answer maybe."""
-        for each in list(self._filters.values()):
-            each.flush_outcomes()
+        """Report the guards' last outcomes, ``report_timeout`` in all at most, then end what is under way.
+
+        Later checks answer maybe, and so do those that wait for an answer now; all else raises ClientClosed.
+        """
+        options = self._session.options
+        outcomes = [each._outcomes for each in list(self._filters.values())]
+        for each in outcomes:
+            each.report_rest()
+        deadline = Deadline(options.clock, options.report_timeout)
+        for each in outcomes:
+            each.wait(deadline.left())
         self._transport.close()
 
     def __enter__(self) -> Self:
@@ -197,9 +207,11 @@ class Filter:
         audit: float = 0.0,
         key: Callable[P, Key] | None = None,
     ) -> Callable[[Callable[P, V]], Callable[P, V | None]]:
-        """``guard`` as a decorator. ``key`` makes the key of the arguments; else it is the first of them.
+        """``guard`` as a decorator. ``key`` makes the key of the arguments, as they are passed.
 
-        A method needs ``key``: its first argument is ``self``. The function's ``guard`` attribute can flush.
+        Without it the key is the argument of the function's first parameter, by place, by name or by
+        default. Raises TypeError where there is none or it is ``self`` or ``cls``: a method needs ``key``.
+        The function's ``guard`` attribute can flush.
         """
         return guarded(lambda function: self._guard(function, absent, audit, None), key)
 

@@ -88,6 +88,8 @@ def _channel_options(options: ClientOptions) -> list[tuple[str, Any]]:
         ("grpc.max_reconnect_backoff_ms", int(options.reconnect_most * 1000)),
         ("grpc.max_send_message_length", options.max_message_bytes),
         ("grpc.max_receive_message_length", options.max_message_bytes),
+        # The daemon is a neighbour: not by way of a proxy that the environment names for the outside world.
+        ("grpc.enable_http_proxy", 0),
         # A connection of its own: gRPC would share one between equal channels of a process.
         ("grpc.use_local_subchannel_pool", 1),
     ]

@@ -206,6 +206,14 @@ class InternalError(BloomgateError):
         self.id = error_id
 
 
+class ForkNotSupported(BloomgateError):
+    """gRPC was used before this process was forked, and its fork support is off. Raised by the client."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "FORK_NOT_SUPPORTED"
+    default = "this process was forked after gRPC was used, and GRPC_ENABLE_FORK_SUPPORT is off"
+
+
 class MalformedReply(BloomgateError):
     """The reply is not an answer to the request. Raised by the client; nothing of such a reply is used."""
 
@@ -225,8 +233,8 @@ class ClientClosed(BloomgateError):
 _ALL: tuple[type[BloomgateError], ...] = (
     BloomgateError, FilterNotFound, FilterExists, InvalidRequest, StaleHashId, NotForThisState,
     LimitExceeded, FilterFull, Overloaded, Unavailable, NotServing, JournalFailed,
-    DeadlineExceeded, NotAllowed, NotAuthenticated, NotSupported, InternalError, MalformedReply,
-    ClientClosed,
+    DeadlineExceeded, NotAllowed, NotAuthenticated, NotSupported, InternalError, ForkNotSupported,
+    MalformedReply, ClientClosed,
 )  # fmt: skip
 ERRORS: Mapping[str, type[BloomgateError]] = {error.reason: error for error in _ALL}
 """Every error by its reason word."""

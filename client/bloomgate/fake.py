@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import UInt32Value
 
-from bloomgate import filters, methods
+from bloomgate import filters, transport
 from bloomgate.errors import (
     FilterExists,
     FilterFull,
@@ -19,7 +19,7 @@ from bloomgate.errors import (
     StaleHashId,
 )
 from bloomgate.filters import DIGEST_BYTES, BloomFilter, FilterSpec, HashScheme, OnFull, ParameterError
-from bloomgate.session import check_name
+from bloomgate.names import check_name
 from bloomgate.v1 import admin_pb2
 from bloomgate.v1 import filters_pb2 as pb
 
@@ -50,16 +50,16 @@ class FakeVerbs:
         self.entries: dict[str, Entry] = {}
         self._seq = 0
         self.of_path: dict[str, Callable[[Any], Message]] = {
-            methods.ADD.path: self._add,
-            methods.MIGHT_CONTAIN.path: self._might_contain,
-            methods.STATS.path: self._stats,
-            methods.REPORT_OUTCOMES.path: self._report_outcomes,
-            methods.HASH_SPEC.path: self._hash_spec,
-            methods.CREATE_FILTER.path: self._create_filter,
-            methods.LIST_FILTERS.path: self._list_filters,
-            methods.DROP_FILTER.path: self._drop_filter,
-            methods.SNAPSHOT_FILTER.path: self._snapshot_filter,
-            methods.HEALTH.path: lambda _: UInt32Value(value=1),
+            transport.ADD.path: self._add,
+            transport.MIGHT_CONTAIN.path: self._might_contain,
+            transport.STATS.path: self._stats,
+            transport.REPORT_OUTCOMES.path: self._report_outcomes,
+            transport.HASH_SPEC.path: self._hash_spec,
+            transport.CREATE_FILTER.path: self._create_filter,
+            transport.LIST_FILTERS.path: self._list_filters,
+            transport.DROP_FILTER.path: self._drop_filter,
+            transport.SNAPSHOT_FILTER.path: self._snapshot_filter,
+            transport.HEALTH.path: lambda _: UInt32Value(value=1),
         }
 
     def entry(self, name: str, field: str = "filter") -> Entry:
@@ -77,14 +77,16 @@ class FakeVerbs:
             if keys:
                 raise InvalidRequest("keys", "set keys or digests, not both")
             if len(digests) % DIGEST_BYTES:
-                raise InvalidRequest("digests", f"digests must be {DIGEST_BYTES} bytes each")
+                raise InvalidRequest(
+                    "digests", f"digests must be {DIGEST_BYTES} bytes each, got {len(digests)} bytes"
+                )
             if not request.hash_id:
                 raise InvalidRequest("hash_id", "digests need the hash_id they were made under")
         _check_limit("keys_per_call", len(keys) or len(digests) // DIGEST_BYTES, limits.keys_per_call)
         _check_limit("bytes_per_key", max(map(len, keys), default=0), limits.bytes_per_key)
         _check_limit("bytes_per_call", sum(map(len, keys)) or len(digests), limits.bytes_per_call)
         if not all(keys):
-            raise InvalidRequest("keys", "keys must not be empty")
+            raise InvalidRequest("keys", f"keys[{list(keys).index(b'')}] must not be empty")
         entry = self.entry(request.filter)
         hasher = entry.filter.spec.hasher
         if not digests:
@@ -132,32 +134,12 @@ class FakeVerbs:
         return reply
 
     def _create_filter(self, request: admin_pb2.CreateFilterRequest) -> Message:
-        check_name(request.name, "name")
-        asked = request.spec
-        seed = asked.seed if asked.HasField("seed") else None
-        try:
-            spec = FilterSpec.plan(
-                asked.capacity,
-                asked.error_rate,
-                on_full=OnFull(asked.on_full or OnFull.GROW),
-                hash_scheme=HashScheme(asked.hash_scheme or HashScheme.MURMUR3_X64_128),
-                seed=seed,
-                key_format=asked.key_format,
-            )
-        except ParameterError as error:
-            raise InvalidRequest(f"spec.{error.field}", f"spec.{error}") from None
-        entry = self.entries.get(request.name)
+        spec, seed = _asked(request.spec)
+        entry = self.entries.get(check_name(request.name, "name"))
         if entry is None:
             self.entries[request.name] = Entry(BloomFilter.of(spec))
-        else:
-            there = entry.filter.spec
-            for field in ("kind", "capacity", "error_rate", "on_full", "key_format"):
-                if getattr(spec, field) != getattr(there, field):
-                    raise FilterExists(request.name, field)
-            if spec.hasher.scheme is not there.hasher.scheme:
-                raise FilterExists(request.name, "hash_scheme")
-            if seed is not None and seed != there.hasher.seed:
-                raise FilterExists(request.name, "seed")
+        elif differing := spec.differs_from(entry.filter.spec, seed):
+            raise FilterExists(request.name, differing)
         return admin_pb2.CreateFilterResponse(filter=self._describe(request.name), created=entry is None)
 
     def _list_filters(self, _: admin_pb2.ListFiltersRequest) -> Message:
@@ -209,6 +191,32 @@ class FakeVerbs:
                 bits_set=body.bits_set,
             )
         return stats
+
+
+def _asked(message: pb.FilterSpec) -> tuple[FilterSpec, int | None]:
+    """The spec and the seed that a message asks for, judged as the daemon does."""
+    if message.kind not in (pb.KIND_UNSPECIFIED, pb.KIND_BLOOM):
+        raise InvalidRequest("spec.kind", f"spec.kind must be BLOOM, got {message.kind}")
+    if message.on_full not in pb.OnFull.values():
+        raise InvalidRequest("spec.on_full", f"spec.on_full {message.on_full} is unknown")
+    if message.hash_scheme not in pb.HashScheme.values():
+        raise InvalidRequest("spec.hash_scheme", f"spec.hash_scheme {message.hash_scheme} is unknown")
+    scheme = HashScheme(message.hash_scheme or HashScheme.MURMUR3_X64_128)
+    seed = message.seed if message.HasField("seed") else None
+    if seed is not None and scheme is not HashScheme.MURMUR3_X64_128:
+        raise InvalidRequest("spec.seed", f"spec.seed is not for {scheme.name}, whose secret is drawn")
+    try:
+        spec = FilterSpec.plan(
+            message.capacity,
+            message.error_rate,
+            on_full=OnFull(message.on_full or OnFull.GROW),
+            hash_scheme=scheme,
+            seed=seed,
+            key_format=message.key_format,
+        )
+    except ParameterError as error:
+        raise InvalidRequest(f"spec.{error.field}", f"spec.{error}") from None
+    return spec, seed
 
 
 def _wire(enum: Any, number: int) -> Any:

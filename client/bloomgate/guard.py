@@ -7,15 +7,16 @@ is not counted: it would make the observed error rate one of outages.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from bloomgate.calls import FilterCalls, listed
 from bloomgate.filters import Key, ParameterError
-from bloomgate.metrics import Result
 from bloomgate.options import ClientOptions
 from bloomgate.outcomes import AsyncOutcomes, Outcomes
+from bloomgate.replies import Result
 from bloomgate.steps import run, run_async
 from bloomgate.transport import AsyncTransport, Transport
 
@@ -215,8 +216,8 @@ def guarded(
     """The decorator that puts a guard around a function."""
 
     def decorate(function: Callable[P, V]) -> Callable[P, V | None]:
+        key: Callable[..., Key] = key_of or first_argument_of(function)
         guard = make_guard(function)
-        key: Callable[..., Key] = key_of or first_argument
 
         @functools.wraps(function)
         def guarded_function(*args: P.args, **kwargs: P.kwargs) -> V | None:
@@ -234,8 +235,8 @@ def async_guarded(
     """The decorator that puts a guard around a coroutine function."""
 
     def decorate(function: Callable[P, Awaitable[V]]) -> Callable[P, Awaitable[V | None]]:
+        key: Callable[..., Key] = key_of or first_argument_of(function)
         guard = make_guard(function)
-        key: Callable[..., Key] = key_of or first_argument
 
         @functools.wraps(function)
         async def guarded_function(*args: P.args, **kwargs: P.kwargs) -> V | None:
@@ -247,9 +248,31 @@ def async_guarded(
     return decorate
 
 
-def first_argument(*args: Any, **kwargs: Any) -> Key:
-    """The key of a guarded function unless it is told otherwise: its first argument, by place or by name."""
-    return args[0] if args else next(iter(kwargs.values()))  # type: ignore[no-any-return]
+def first_argument_of(function: Callable[..., object]) -> Callable[..., Key]:
+    """What finds the key of a guarded function that is not told otherwise: its first parameter's argument.
+
+    However it is passed: by place, by name in any order, or as the default. Raises TypeError if there is no
+    such parameter or it is ``self`` or ``cls``; what is found raises TypeError for arguments that the
+    function does not take.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:
+        raise TypeError(f"say which argument is the key, with key=...: {error}") from None
+    first = next(iter(signature.parameters.values()), None)
+    if first is None or first.kind in (first.VAR_POSITIONAL, first.VAR_KEYWORD):
+        raise TypeError("say which argument is the key, with key=...: the function has no first parameter")
+    if first.name in ("self", "cls"):
+        raise TypeError(f"say which argument is the key, with key=...: the first is {first.name}")
+    name = first.name
+
+    def first_argument(*args: object, **kwargs: object) -> Key:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        key: Key = bound.arguments[name]
+        return key
+
+    return first_argument
 
 
 def _each_answered(values: Sequence[V | None], keys: int) -> Sequence[V | None]:

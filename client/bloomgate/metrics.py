@@ -6,7 +6,6 @@ made. Reasons are the lower-case reason words of ``errors.ERRORS`` and a handful
 
 from __future__ import annotations
 
-import enum
 import threading
 import weakref
 from collections.abc import Iterable
@@ -14,19 +13,10 @@ from collections.abc import Iterable
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import Metric
 
+from bloomgate.replies import Result
+
 # A check is one loopback call at best, its whole budget at worst.
 _BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-
-
-class Result(enum.Enum):
-    """What a check counted as."""
-
-    SKIP = "skip"
-    """A definite no."""
-    HIT = "hit"
-    """The filter may hold the key."""
-    FALLBACK = "fallback"
-    """No answer that proves anything: treated as maybe."""
 
 
 class _Counter(Counter):
@@ -63,6 +53,12 @@ class ClientMetrics:
             ("filter", "reason"),
             registry=registry,
         )
+        self.lost = _Counter(
+            "bloomgate_client_outcomes_lost",
+            "Outcomes of lookups whose report failed and may have been counted, so that it is not repeated.",
+            ("filter",),
+            registry=registry,
+        )
         self.check_seconds = _Histogram(
             "bloomgate_client_check_seconds",
             "How long checks took, bulk checks being one each.",
@@ -96,6 +92,7 @@ class FilterMetrics:
         self._results = {result: metrics.checks.labels(name, result.value, "rpc") for result in Result}
         self._reasons: dict[str, Counter] = {}
         self._fallbacks = metrics.fallbacks
+        self._lost = metrics.lost.labels(name)
         self.observe_seconds = metrics.check_seconds.observe
 
     def count(self, result: Result, keys: int = 1) -> None:
@@ -109,3 +106,7 @@ class FilterMetrics:
         if child is None:
             child = self._reasons[reason] = self._fallbacks.labels(self._name, reason)
         child.inc(keys)
+
+    def count_lost_outcomes(self, outcomes: int) -> None:
+        """Count outcomes that will not be reported."""
+        self._lost.inc(outcomes)

@@ -1,23 +1,38 @@
 """What the authority said after hits, added up per filter and told to the daemon.
 
 Counts are sent at most once in ``report_interval``, by a call that nobody waits for. There is no thread and
-no timer: the next guarded call sends what is due, flushing and closing send the rest. What could not be sent
-is put back.
+no timer: the next guarded call sends what is due, flushing and closing send the rest. What the daemon says it
+did not take is put back; what it may have counted is not sent again, lest it be counted twice, and neither is
+what it will never take. That is lost, and counted as ``bloomgate_client_outcomes_lost_total``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 
-from bloomgate import methods
 from bloomgate.calls import FilterCalls
+from bloomgate.errors import NotServing, Overloaded
 from bloomgate.options import ClientOptions
-from bloomgate.transport import AsyncTransport, Transport
+from bloomgate.processes import OfProcess
+from bloomgate.transport import REPORT_OUTCOMES, AsyncTransport, Transport
 
 Counts = tuple[int, int, int]
 NONE: Counts = (0, 0, 0)
+
+# With these the daemon says that it did nothing and may do it later.
+_NOT_TAKEN = (Overloaded, NotServing)
+
+
+class _Held:
+    """What one process holds. A forked child begins with none: what stood here is its parent's to report."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.counts = NONE
+        self.in_flight = 0
+        # A loop holds its tasks weakly.
+        self.reports: set[asyncio.Task[None]] = set()
 
 
 class _Tally:
@@ -29,35 +44,29 @@ class _Tally:
         self._clock = options.clock
         self._interval = options.report_interval
         self._due = self._clock() + self._interval
-        self._forget()
-
-    def _forget(self) -> None:
-        self._changed = threading.Condition()
-        self._counts = NONE
-        self._in_flight = 0
-        self._pid = os.getpid()
-
-    def _leave_to_parent(self) -> None:
-        """What stood here when this process was forked is the parent's to report."""
-        if self._pid != os.getpid():
-            self._forget()
+        self._of_process = OfProcess(_Held)
 
     def add(self, counts: Counts) -> None:
-        """Count outcomes, or put back what could not be reported."""
-        self._leave_to_parent()
-        with self._changed:
-            found, not_found, false_no = self._counts
-            self._counts = (found + counts[0], not_found + counts[1], false_no + counts[2])
+        """Count outcomes, or put back what was not taken."""
+        held = self._of_process.get()
+        with held.changed:
+            found, not_found, false_no = held.counts
+            held.counts = (found + counts[0], not_found + counts[1], false_no + counts[2])
 
-    def _take(self, *, if_due: bool) -> Counts:
+    def _take(self, held: _Held, *, if_due: bool) -> Counts:
         """Take what is there; with ``if_due``, nothing before its time."""
-        self._leave_to_parent()
-        if self._counts == NONE or (if_due and self._clock() < self._due):
+        if held.counts == NONE or (if_due and self._clock() < self._due):
             return NONE
-        with self._changed:
-            counts, self._counts = self._counts, NONE
+        with held.changed:
+            counts, held.counts = held.counts, NONE
             self._due = self._clock() + self._interval
         return counts
+
+    def _failed(self, error: BaseException, counts: Counts) -> None:
+        if isinstance(error, _NOT_TAKEN):
+            self.add(counts)
+        else:
+            self._calls.count_lost_outcomes(sum(counts))
 
 
 class Outcomes(_Tally):
@@ -69,30 +78,41 @@ class Outcomes(_Tally):
 
     def report_due(self) -> None:
         """Send what is due, without waiting. Never raises."""
-        self._send(self._take(if_due=True))
+        self._send(if_due=True)
+
+    def report_rest(self) -> None:
+        """Send what is left, without waiting. Never raises."""
+        self._send(if_due=False)
+
+    def wait(self, timeout: float) -> None:
+        """Wait for the answers to what was sent, ``timeout`` seconds at most."""
+        held = self._of_process.get()
+        with held.changed:
+            held.changed.wait_for(lambda: held.in_flight == 0, max(0.0, timeout))
 
     def flush(self) -> None:
         """Send what is left and wait for the answers, ``report_timeout`` at most. Never raises."""
-        self._send(self._take(if_due=False))
-        with self._changed:
-            self._changed.wait_for(lambda: self._in_flight == 0, self._timeout)
+        self.report_rest()
+        self.wait(self._timeout)
 
-    def _send(self, counts: Counts) -> None:
+    def _send(self, *, if_due: bool) -> None:
+        held = self._of_process.get()
+        counts = self._take(held, if_due=if_due)
         if counts == NONE:
             return
-        with self._changed:
-            self._in_flight += 1
+        with held.changed:
+            held.in_flight += 1
 
         def done(error: Exception | None) -> None:
             if error is not None:
-                self.add(counts)
-            with self._changed:
-                self._in_flight -= 1
-                self._changed.notify_all()
+                self._failed(error, counts)
+            with held.changed:
+                held.in_flight -= 1
+                held.changed.notify_all()
 
         try:
             request = self._calls.outcomes_request(*counts)
-            self._transport.begin(methods.REPORT_OUTCOMES, request, self._timeout, done)
+            self._transport.begin(REPORT_OUTCOMES, request, self._timeout, done)
         except Exception as error:
             done(error)
 
@@ -103,33 +123,48 @@ class AsyncOutcomes(_Tally):
     def __init__(self, calls: FilterCalls, transport: AsyncTransport, options: ClientOptions) -> None:
         super().__init__(calls, options)
         self._transport = transport
-        # The loop holds its tasks weakly.
-        self._reports: set[asyncio.Task[None]] = set()
 
     def report_due(self) -> None:
         """Send what is due, without waiting. Never raises."""
-        self._send(self._take(if_due=True))
+        self._send(if_due=True)
+
+    def report_rest(self) -> None:
+        """Send what is left, without waiting. Never raises."""
+        self._send(if_due=False)
+
+    def under_way(self) -> list[asyncio.Task[None]]:
+        """The reports of the running loop that are not answered."""
+        held, loop = self._of_process.get(), asyncio.get_running_loop()
+        with held.changed:
+            return [report for report in held.reports if report.get_loop() is loop]
 
     async def flush(self) -> None:
         """Send what is left and wait for the answers, ``report_timeout`` at most. Never raises."""
-        self._send(self._take(if_due=False))
-        loop = asyncio.get_running_loop()
-        reports = [report for report in self._reports if report.get_loop() is loop]
+        self.report_rest()
+        reports = self.under_way()
         if reports:
             await asyncio.wait(reports, timeout=self._timeout)
 
-    def _send(self, counts: Counts) -> None:
-        if counts != NONE:
-            report = asyncio.create_task(self._report(counts))
-            self._reports.add(report)
-            report.add_done_callback(self._reports.discard)
+    def _send(self, *, if_due: bool) -> None:
+        held = self._of_process.get()
+        counts = self._take(held, if_due=if_due)
+        if counts == NONE:
+            return
+        report = asyncio.create_task(self._report(counts))
+        with held.changed:
+            held.reports.add(report)
+
+        def done(report: asyncio.Task[None]) -> None:
+            with held.changed:
+                held.reports.discard(report)
+            # Here, since a task that is cancelled before it begins runs no code of its own.
+            if report.cancelled():
+                self._failed(asyncio.CancelledError(), counts)
+            elif (error := report.exception()) is not None:
+                self._failed(error, counts)
+
+        report.add_done_callback(done)
 
     async def _report(self, counts: Counts) -> None:
-        try:
-            request = self._calls.outcomes_request(*counts)
-            await self._transport.unary(methods.REPORT_OUTCOMES, request, self._timeout)
-        except Exception:
-            self.add(counts)
-        except BaseException:
-            self.add(counts)
-            raise
+        request = self._calls.outcomes_request(*counts)
+        await self._transport.unary(REPORT_OUTCOMES, request, self._timeout)

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import enum
+
 from bloomgate.errors import MalformedReply
 from bloomgate.filters import Hasher, HashScheme
-from bloomgate.metrics import Result
 from bloomgate.v1 import filters_pb2 as pb
+
+
+class Result(enum.Enum):
+    """What a check counted as."""
+
+    SKIP = "skip"
+    """A definite no."""
+    HIT = "hit"
+    """The filter may hold the key."""
+    FALLBACK = "fallback"
+    """No answer that proves anything: treated as maybe."""
+
 
 _RESULTS = {pb.ANSWER_DEFINITELY_NOT: Result.SKIP, pb.ANSWER_MAYBE: Result.HIT}
 

@@ -8,6 +8,7 @@ splitting and what a reply means are one piece of code, and tests can drive it w
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 from collections.abc import Callable, Generator
@@ -62,15 +63,19 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Which errors are worth another attempt, how long one may take, and the pauses between them."""
+    """Which errors are worth another attempt, ``attempts`` in all at most, how long one may take, and the
+    pauses between them: without a ``backoff``, none."""
 
     on: tuple[type[BloomgateError], ...]
-    backoff: Backoff
+    backoff: Backoff | None
     attempt_timeout: float = math.inf
+    but_not: tuple[type[BloomgateError], ...] = ()
+    attempts: float = math.inf
 
     def call(self, method: Method[Q, R], request: Q, deadline: Deadline) -> Steps[R]:
         """Call until an answer, an error that is not worth it, or the deadline: then the last error."""
-        pauses = self.backoff.pauses()
+        pauses = itertools.repeat(0.0) if self.backoff is None else self.backoff.pauses()
+        made = 0
         last: BloomgateError = DeadlineExceeded("no time was left for the call")
         while True:
             left = deadline.left()
@@ -79,6 +84,9 @@ class Retry:
             try:
                 reply: R = yield Rpc(method, request, min(left, self.attempt_timeout))
             except self.on as error:
+                made += 1
+                if made >= self.attempts or isinstance(error, self.but_not):
+                    raise
                 last = error
                 pause = next(pauses)
                 if isinstance(error, Overloaded):
@@ -88,7 +96,8 @@ class Retry:
                     raise
             else:
                 return reply
-            yield Pause(pause)
+            if pause > 0:
+                yield Pause(pause)
 
 
 def run(steps: Steps[T], transport: Transport) -> T:

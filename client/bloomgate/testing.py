@@ -24,8 +24,8 @@ from bloomgate.errors import BloomgateError, ClientClosed
 from bloomgate.fake import Entry, FakeVerbs
 from bloomgate.filters import BloomFilter, FilterSpec, HashScheme, OnFull
 from bloomgate.metrics import ClientMetrics
+from bloomgate.names import check_name
 from bloomgate.options import ClientOptions
-from bloomgate.session import check_name
 from bloomgate.transport import Done, Method, Q, R
 from bloomgate.v1 import filters_pb2 as pb
 

@@ -6,13 +6,16 @@ speaks to nothing else, so ``bloomgate.testing`` can stand in for a daemon.
 One channel per process, made when it is first used. A forked child never touches its parent's: two processes
 on one connection would read each other's replies. It makes its own, which works where grpcio carries over a
 fork: by default in current versions, with ``GRPC_ENABLE_FORK_SUPPORT=1`` in older ones. With ``=0`` calls of
-a child never return, not even at their deadline, so there they are refused instead (a check then answers
-maybe). ``AsyncClient`` cannot cross a fork while its loop runs; a loop that the child starts has its own.
+a child whose parent used gRPC never return, not even at their deadline, whichever client makes them. So there
+they are refused instead (ForkNotSupported; a check then answers maybe): in every child that was forked after
+any client of this library had opened a channel. What else in the process uses gRPC is not seen.
+``AsyncClient`` cannot cross a fork while its loop runs; a loop that the child starts has its own channel.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -22,14 +25,19 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
+from google.protobuf.wrappers_pb2 import StringValue, UInt32Value
 
 from bloomgate.endpoint import Endpoint
-from bloomgate.errors import BloomgateError, ClientClosed, Unavailable
+from bloomgate.errors import BloomgateError, ClientClosed, ForkNotSupported
+from bloomgate.processes import OfProcess, this_process
+from bloomgate.v1 import admin_pb2 as admin
+from bloomgate.v1 import filters_pb2 as pb
 from bloomgate.wire import DETAILS_KEY, decode
 
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
 Done = Callable[[BloomgateError | None], None]
+_OFF = ("0", "false", "no")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,25 @@ class Method(Generic[Q, R]):
     path: str
     request: type[Q]
     response: type[R]
+
+
+_FILTERS = "/bloomgate.v1.FilterService/"
+_ADMIN = "/bloomgate.v1.AdminService/"
+
+ADD = Method(_FILTERS + "Add", pb.AddRequest, pb.AddResponse)
+MIGHT_CONTAIN = Method(_FILTERS + "MightContain", pb.MightContainRequest, pb.MightContainResponse)
+STATS = Method(_FILTERS + "Stats", pb.StatsRequest, pb.StatsResponse)
+REPORT_OUTCOMES = Method(_FILTERS + "ReportOutcomes", pb.ReportOutcomesRequest, pb.ReportOutcomesResponse)
+HASH_SPEC = Method(_FILTERS + "HashSpec", pb.HashSpecRequest, pb.HashSpecResponse)
+
+CREATE_FILTER = Method(_ADMIN + "CreateFilter", admin.CreateFilterRequest, admin.CreateFilterResponse)
+LIST_FILTERS = Method(_ADMIN + "ListFilters", admin.ListFiltersRequest, admin.ListFiltersResponse)
+DROP_FILTER = Method(_ADMIN + "DropFilter", admin.DropFilterRequest, admin.DropFilterResponse)
+SNAPSHOT_FILTER = Method(_ADMIN + "SnapshotFilter", admin.SnapshotFilterRequest, admin.SnapshotFilterResponse)
+
+# HealthCheckRequest is one string and HealthCheckResponse one enum, both field 1, which on the wire is what
+# these two are: so the client needs no health package.
+HEALTH = Method("/grpc.health.v1.Health/Check", StringValue, UInt32Value)
 
 
 class Transport(Protocol):
@@ -75,9 +102,32 @@ def _translate(error: Any, closed: bool) -> BloomgateError:
     return decode(code, error.details() or "")
 
 
-def _check_fork_support() -> None:
-    if os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "1").lower() in ("0", "false", "no"):
-        raise Unavailable("this process was forked after gRPC was used, and gRPC's fork support is off")
+def _open(module: Any, endpoint: Endpoint) -> Any:
+    """A channel of ``grpc`` or ``grpc.aio``. Nothing connects yet. Raises ForkNotSupported."""
+    process = this_process()
+    if process.inherited_grpc and os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "1").lower() in _OFF:
+        raise ForkNotSupported
+    process.used_grpc = True
+    if endpoint.credentials is None:
+        return module.insecure_channel(endpoint.target, endpoint.options)
+    return module.secure_channel(endpoint.target, endpoint.credentials, endpoint.options)
+
+
+def _bind(channel: Any, method: Method[Q, R]) -> Any:
+    return channel.unary_unary(
+        method.path,
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )
+
+
+class _Bound:
+    """A channel, once there is one, and what calls its methods."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.channel: grpc.Channel | None = None
+        self.calls: dict[str, Any] = {}
 
 
 class GrpcTransport:
@@ -86,33 +136,19 @@ class GrpcTransport:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._closed = False
-        self._forget()
-
-    def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._channel: grpc.Channel | None = None
-        self._calls: dict[str, Any] = {}
+        self._bound = OfProcess(_Bound)
 
     def _callable(self, method: Method[Q, R]) -> Any:
-        if self._closed:
-            raise ClientClosed
-        if self._pid != os.getpid():
-            self._leave_to_parent()
-        call = self._calls.get(method.path)
-        if call is None:
-            with self._lock:
-                if self._channel is None:
-                    self._channel = _open(grpc, self._endpoint)
-                call = self._calls[method.path] = _bind(self._channel, method)
+        bound = self._bound.get()
+        call = bound.calls.get(method.path)
+        if call is None or self._closed:
+            with bound.lock:
+                if self._closed:
+                    raise ClientClosed
+                if bound.channel is None:
+                    bound.channel = _open(grpc, self._endpoint)
+                call = bound.calls[method.path] = _bind(bound.channel, method)
         return call
-
-    def _leave_to_parent(self) -> None:
-        if self._channel is not None:
-            _check_fork_support()
-            # Kept for good: closing it would speak on the parent's connection, and so may its end.
-            _LEFT_TO_PARENT.append((self._channel, self._calls))
-        self._forget()
 
     def unary(self, method: Method[Q, R], request: Q, timeout: float) -> R:
         """Call and wait for the reply, ``timeout`` seconds at most."""
@@ -144,31 +180,22 @@ class GrpcTransport:
     def close(self) -> None:
         """End what is under way. Later calls raise ClientClosed."""
         self._closed = True
-        if self._pid == os.getpid():
-            with self._lock:
-                channel, self._channel = self._channel, None
-                self._calls = {}
-            if channel is not None:
-                channel.close()
+        bound = self._bound.get()
+        with bound.lock:
+            channel, bound.channel = bound.channel, None
+            bound.calls = {}
+        if channel is not None:
+            channel.close()
 
 
-# Channels that a forked child must neither use nor close.
-_LEFT_TO_PARENT: list[object] = []
+class _Loops:
+    """The channel of each event loop, and what calls its methods. Loops may run in several threads."""
 
-
-def _open(module: Any, endpoint: Endpoint) -> Any:
-    """A channel of ``grpc`` or ``grpc.aio``. Nothing connects yet."""
-    if endpoint.credentials is None:
-        return module.insecure_channel(endpoint.target, endpoint.options)
-    return module.secure_channel(endpoint.target, endpoint.credentials, endpoint.options)
-
-
-def _bind(channel: Any, method: Method[Q, R]) -> Any:
-    return channel.unary_unary(
-        method.path,
-        request_serializer=method.request.SerializeToString,
-        response_deserializer=method.response.FromString,
-    )
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.of_loop: dict[asyncio.AbstractEventLoop, tuple[grpc.aio.Channel, dict[str, Any]]] = {}
+        # A loop holds its tasks weakly.
+        self.closing: set[asyncio.Task[None]] = set()
 
 
 class GrpcAsyncTransport:
@@ -177,26 +204,21 @@ class GrpcAsyncTransport:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._closed = False
-        self._forget()
-
-    def _forget(self) -> None:
-        self._pid = os.getpid()
-        self._of_loop: dict[asyncio.AbstractEventLoop, tuple[grpc.aio.Channel, dict[str, Any]]] = {}
+        self._loops = OfProcess(_Loops)
 
     def _callable(self, method: Method[Q, R]) -> Any:
         if self._closed:
             raise ClientClosed
-        if self._pid != os.getpid():
-            if self._of_loop:
-                _check_fork_support()
-                _LEFT_TO_PARENT.append(self._of_loop)
-            self._forget()
+        loops = self._loops.get()
         loop = asyncio.get_running_loop()
-        bound = self._of_loop.get(loop)
+        bound = loops.of_loop.get(loop)
         if bound is None:
-            for other in [each for each in self._of_loop if each.is_closed()]:
-                del self._of_loop[other]
-            bound = self._of_loop[loop] = (_open(grpc.aio, self._endpoint), {})
+            with loops.lock:
+                if self._closed:
+                    raise ClientClosed
+                for other in [each for each in loops.of_loop if each.is_closed()]:
+                    del loops.of_loop[other]
+                bound = loops.of_loop[loop] = (_open(grpc.aio, self._endpoint), {})
         channel, calls = bound
         call = calls.get(method.path)
         if call is None:
@@ -212,12 +234,36 @@ class GrpcAsyncTransport:
             raise _translate(error, self._closed) from None
         except grpc.aio.UsageError:
             raise ClientClosed from None
+        except asyncio.CancelledError:
+            # A channel that is closed cancels its calls: that is not a cancellation of who waits for them.
+            task = asyncio.current_task()
+            if self._closed and task is not None and not task.cancelling():
+                raise ClientClosed from None
+            raise
         return reply
 
     async def close(self) -> None:
-        """End what is under way. Later calls raise ClientClosed."""
+        """End what is under way. Later calls raise ClientClosed.
+
+        The channel of the running loop is closed on return. Those of loops that run in other threads are told
+        to close and not waited for; that of a loop that does not run is let go, and what waits there stays.
+        """
         self._closed = True
-        if self._pid == os.getpid():
-            bound = self._of_loop.pop(asyncio.get_running_loop(), None)
-            if bound is not None:
-                await bound[0].close(None)
+        loops = self._loops.get()
+        with loops.lock:
+            of_loop, loops.of_loop = loops.of_loop, {}
+        own = of_loop.pop(asyncio.get_running_loop(), None)
+        for loop, (channel, _) in of_loop.items():
+            # A loop that is closed, now or meanwhile.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_close_there, loop, channel, loops.closing)
+        if own is not None:
+            await own[0].close(None)
+
+
+def _close_there(
+    loop: asyncio.AbstractEventLoop, channel: grpc.aio.Channel, closing: set[asyncio.Task[None]]
+) -> None:
+    task = loop.create_task(channel.close(None))
+    closing.add(task)
+    task.add_done_callback(closing.discard)

@@ -44,6 +44,9 @@ _MAX_TEXT = 256
 # Only codes that mean the same whoever sends them; the rest stays a plain BloomgateError.
 _BY_CODE: Mapping[str, type[BloomgateError]] = {
     error.code: error for error in (Unavailable, DeadlineExceeded, NotAllowed, NotAuthenticated, NotSupported)
+} | {
+    # Not by us: a server that stops ends so what it has received and not begun.
+    "CANCELLED": Unavailable
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -25,6 +26,20 @@ class Outcomes:
     found: int = 0
     not_found: int = 0
     false_no: int = 0
+    false_no_logged: int = 0
+    """How many of those the log has told of; the last time at ``logged_at``."""
+    logged_at: float = -math.inf
+
+
+@dataclass(slots=True)
+class Upkeep:
+    """When its snapshots are due, on the snapshotter's clock in seconds."""
+
+    since: float | None = None
+    """The interval to the next one runs from here; None before it was first looked at."""
+    delay: float = 0.0
+    """How long it is left alone after its last failure; 0 after a success."""
+    not_before: float = -math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +59,9 @@ class Entry:
     """Recorded snapshots, newest last."""
     journal_bytes: int = 0
     """Bytes of digests journalled since the newest snapshot was begun."""
+    upkeep: Upkeep = field(default_factory=Upkeep)
     snapshot_failures: int = 0
+    """Snapshots that could not be written, recorded or stamped anew."""
     dropping: bool = False
     adds: int = 0
     """Keys of acknowledged Adds since the process started."""

@@ -41,4 +41,6 @@ def open_storage(config: Config) -> Storage:
         directory, retention=config.journal.retention, max_queued_bytes=config.journal.max_queued_bytes
     )
     store = SnapshotStore(directory)
-    return Storage(journal, store, recover(journal, store))
+    recovered = recover(journal, store)
+    journal.prepare()
+    return Storage(journal, store, recovered)

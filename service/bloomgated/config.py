@@ -72,7 +72,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """HOST:PORT of /metrics, /livez and /readyz."""
     drain: Seconds = 10.0
     """Seconds that calls under way get to finish when the daemon stops."""
-    log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
+    log_level: Annotated[str, Meta(pattern=r"^(debug|info|warning|error)\Z")] = "info"
     journal: JournalConfig = JournalConfig()
     snapshot: SnapshotConfig = SnapshotConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -29,7 +29,8 @@ class JournalDamaged(StartError):
 
     def __init__(self, path: str, reason: str, hint: str = "") -> None:
         hint = hint or (
-            "restore the directory from a backup, or start on an empty directory and load the filters again"
+            "start on an empty directory and load the filters again, or restore a backup and add again what"
+            " came after it (docs/OPERATIONS.md)"
         )
         super().__init__(f"{path}: {reason}; {hint}")
         self.path = path

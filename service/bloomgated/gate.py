@@ -2,7 +2,8 @@
 
 A check reads the catalog once and probes; no lock, no disk, no wait. An Add probes, queues its journal
 records and sets its bits in one step without an await, then waits for the group commit: when it is
-acknowledged it is durable, and no snapshot or later Add can have seen it half done.
+acknowledged it is durable. No snapshot's counts and no later Add can have seen it half done; a snapshot's
+bits may hold some of it, which its replay then completes.
 
 All methods run on one event loop. Errors are ``bloomgate.errors``, the kernel's, and the journal's.
 """
@@ -11,16 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from bloomgate import errors
-from bloomgate.filters import DIGEST_BYTES, AddPlan, BloomFilter, FilterSpec, Growth, Segment
+from bloomgate.filters import DIGEST_BYTES, AddPlan, BloomFilter, FilterSpec, Growth, Segment, allocate
 from bloomgate.filters import FilterFull as KernelFull
+from bloomgate.names import check_name
 from bloomgated.catalog import Catalog, Entry
 from bloomgated.config import LimitsConfig
-from bloomgated.requests import SLICE_KEYS, Asked, Keys, Stats, check_name, count_bits
+from bloomgated.requests import SLICE_KEYS, Asked, Keys, Stats, measure
 from bloomgated.snapshotter import Snapshotter
 from bloomgated.storage.journal import Journal
 from bloomgated.storage.records import Add, Create, Drop, Grow
@@ -29,6 +32,10 @@ from bloomgated.storage.recovery import Recovered
 log = logging.getLogger(__name__)
 
 MOST_COUNTED = 2**64 - 1
+# Seconds; memory does not come back as soon as a queue moves.
+RETRY_AFTER_MEMORY = 5.0
+# Seconds between two lines in the log about one filter's false noes.
+FALSE_NO_LOG_EVERY = 10.0
 
 T = TypeVar("T")
 
@@ -36,8 +43,9 @@ T = TypeVar("T")
 class Gate:
     """Named filters over a journal. Serves nothing before ``open``."""
 
-    def __init__(self, limits: LimitsConfig) -> None:
+    def __init__(self, limits: LimitsConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
+        self._clock = clock
         self.catalog = Catalog()
         self._journal: Journal | None = None
         self._snapshotter: Snapshotter | None = None
@@ -139,10 +147,16 @@ class Gate:
             Add(entry.filter_id, step) if isinstance(step, Segment) else Grow(entry.filter_id, step)
             for step in plan.steps
         ]
+        try:
+            # Before it is journalled: what cannot be allocated must not exist after a restart.
+            grown = allocate(plan)
+        except MemoryError:
+            log.error("no memory for %s to grow", entry.name)
+            raise errors.Overloaded(RETRY_AFTER_MEMORY, "no memory to grow") from None
         # The journal may refuse, so it comes first; no bit is set that is not queued.
         seq = self.journal.append(records)
         if entry.bloom is not None:
-            entry.bloom.apply(plan)
+            entry.bloom.apply(plan, grown)
         entry.last_seq = self.snapshotter.content_seq = seq
         entry.journal_bytes += len(digests)
         return plan.was_new, seq
@@ -169,13 +183,21 @@ class Gate:
 
     def report_outcomes(self, name: str, found: int, not_found: int, false_no: int) -> None:
         """Count what the authority said after hits."""
-        outcomes = self._entry(name).outcomes
+        entry = self._entry(name)
+        outcomes = entry.outcomes
         # As far as Stats can show: a caller that reports nonsense must not make it fail.
         outcomes.found = min(outcomes.found + found, MOST_COUNTED)
         outcomes.not_found = min(outcomes.not_found + not_found, MOST_COUNTED)
         outcomes.false_no = min(outcomes.false_no + false_no, MOST_COUNTED)
-        if false_no:
-            log.error("the authority has %d keys that %s answered a definite no for", false_no, name)
+        self._log_false_no(entry)
+
+    def _log_false_no(self, entry: Entry) -> None:
+        """Tell of the false noes since the last line, if that is old enough: no caller floods the log."""
+        outcomes, now = entry.outcomes, self._clock()
+        untold = outcomes.false_no - outcomes.false_no_logged
+        if untold and now >= outcomes.logged_at + FALSE_NO_LOG_EVERY:
+            outcomes.false_no_logged, outcomes.logged_at = outcomes.false_no, now
+            log.error("the authority has %d keys that %s answered a definite no for", untold, entry.name)
 
     def hash_spec(self, name: str) -> FilterSpec:
         """The spec whose hasher makes the filter's digests."""
@@ -192,7 +214,7 @@ class Gate:
         async with self._name_lock(name):
             entry = self.catalog.get(name)
             if entry is not None:
-                if differing := asked.differs_from(entry.spec):
+                if differing := asked.spec.differs_from(entry.spec, asked.seed):
                     raise errors.FilterExists(name, differing)
                 return await self._stats(entry), False
             self._check_room(asked.spec.first_body.nbytes)
@@ -236,17 +258,26 @@ class Gate:
         """Write a filter to disk now."""
         check_name(name, "name")
         entry = self._entry(name)
-        await self._to_the_end(self.snapshotter.snapshot(entry))
+        await self.snapshotter.snapshot(entry)
         return await self._stats(entry)
 
     async def tend(self) -> None:
         """Take the snapshots that are due and trim the journal; called every few seconds."""
+        for entry in self.catalog:
+            self._log_false_no(entry)
         await self.snapshotter.tend(lambda: self.catalog, self._creating)
 
     async def finish(self) -> None:
-        """Wait for creations, drops and snapshots under way; called once no new call comes in."""
+        """Wait for creations, drops and the snapshot under way; those not begun end with NotServing.
+
+        Called once no new call comes in.
+        """
+        if self._snapshotter is not None:
+            self._snapshotter.stop()
         while self._whole:
             await asyncio.wait(self._whole)
+        if self._snapshotter is not None:
+            await self._snapshotter.finish()
 
     # -- shared
 
@@ -280,8 +311,7 @@ class Gate:
 
     async def _stats(self, entry: Entry) -> Stats:
         # Off the loop: counting a large body's bits takes longer than a check may wait.
-        bits_set, error_rate = await asyncio.to_thread(count_bits, entry.bloom)
-        return Stats(entry, bits_set, error_rate, self.journal.durable_seq)
+        return Stats(entry, await asyncio.to_thread(measure, entry.bloom), self.journal.durable_seq)
 
     def _name_lock(self, name: str) -> asyncio.Lock:
         return self._name_locks.setdefault(name, asyncio.Lock())

@@ -9,6 +9,7 @@ snapshots.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -90,7 +91,9 @@ class Daemon:
                 if not self._stop.is_set():
                     self._readiness.reason = ""
                     self._api.set_serving(True)
-                    print(f"bloomgated ready grpc={grpc_address} http={http_address}", flush=True)
+                    # Nobody may be reading: the log says it too.
+                    with contextlib.suppress(OSError):
+                        print(f"bloomgated ready grpc={grpc_address} http={http_address}", flush=True)
                     log.info(
                         "ready: grpc=%s http=%s filters=%d",
                         grpc_address,
@@ -154,6 +157,7 @@ class Daemon:
         # A refused start says one sentence on stderr and nothing else.
         if self._gate.opened:
             log.info("draining")
+            self._gate.snapshotter.stop()
         try:
             await self._api.stop(self._config.drain)
             if self._tending is not None:
@@ -163,6 +167,8 @@ class Daemon:
                 await self._gate.snapshotter.write_changed(self._gate.catalog)
         finally:
             # Whatever went wrong before: the directory's lock goes next, and nothing may write after that.
+            if self._gate.opened:
+                await self._gate.snapshotter.close()
             if self._journal is not None:
                 await self._journal.close()
             await self._web.stop()

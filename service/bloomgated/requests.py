@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bloomgate import errors
-from bloomgate.filters import DIGEST_BYTES, BloomFilter, FilterSpec
+from bloomgate.filters import DIGEST_BYTES, BloomFilter, BodySpec, FilterSpec, sizing
 from bloomgated.catalog import Entry
 
 # Keys hashed or probed before the loop gets to breathe: about two milliseconds.
 SLICE_KEYS = 8192
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,41 +38,73 @@ class Asked:
     spec: FilterSpec
     seed: int | bytes | None
 
-    def differs_from(self, spec: FilterSpec) -> str:
-        """The first field in which an existing filter's ``spec`` is not what is asked for, or ""."""
-        pairs = {
-            "kind": (spec.kind, self.spec.kind),
-            "capacity": (spec.capacity, self.spec.capacity),
-            "error_rate": (spec.error_rate, self.spec.error_rate),
-            "on_full": (spec.on_full, self.spec.on_full),
-            "hash_scheme": (spec.hasher.scheme, self.spec.hasher.scheme),
-            "key_format": (spec.key_format, self.spec.key_format),
-        }
-        if self.seed is not None:
-            pairs["seed"] = (spec.hasher.seed, self.seed)
-        return next((field for field, (one, other) in pairs.items() if one != other), "")
+
+@dataclass(frozen=True, slots=True)
+class BodyFill:
+    """One body: its spec, its certainly new keys and its set bits."""
+
+    spec: BodySpec
+    count: int
+    bits_set: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """How full a filter is: each body looked at once, so that all that is said of them agrees.
+
+    A DAMAGED filter has no bodies, and every absent key of it goes through: rate 1.
+    """
+
+    bodies: tuple[BodyFill, ...] = ()
+    added_count: int = 0
+
+    @property
+    def bits(self) -> int:
+        """Bits of all bodies together."""
+        return sum(body.spec.bits for body in self.bodies)
+
+    @property
+    def bits_set(self) -> int:
+        """Set bits of all bodies together."""
+        return sum(body.bits_set for body in self.bodies)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all bodies together."""
+        return sum(body.spec.nbytes for body in self.bodies)
+
+    @property
+    def approximate_count(self) -> int:
+        """Certainly new keys of all bodies together."""
+        return sum(body.count for body in self.bodies)
+
+    @property
+    def expected_error_rate(self) -> float:
+        """The chance that an absent key is answered maybe."""
+        if not self.bodies:
+            return 1.0
+        return sizing.error_rate_of_chain((body.spec, body.bits_set) for body in self.bodies)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """An entry with what takes a moment to find out: set bits per body, the error rate that they give, and
-    the last durable seq. A DAMAGED entry has no bodies, and every absent key of it goes through: rate 1."""
+    """An entry with what takes a moment to find out, and the last durable seq."""
 
     entry: Entry
-    bits_set: tuple[int, ...]
-    expected_error_rate: float
+    fill: Fill
     journal_seq: int
 
 
-def check_name(name: str, field: str = "filter") -> str:
-    """Return ``name`` if a filter can have it. Raises InvalidRequest."""
-    if not NAME.fullmatch(name):
-        raise errors.InvalidRequest(field, f"{field} must match {NAME.pattern}")
-    return name
+def measure(bloom: BloomFilter | None) -> Fill:
+    """How full a filter is; counting the bits of large bodies takes a while. Any thread may ask."""
+    if bloom is None:
+        return Fill()
+    bodies = tuple(BodyFill(body.spec, body.count, body.bits_set) for body in bloom.bodies)
+    # Last, so that Adds meanwhile never make it less than the certainly new keys.
+    return Fill(bodies, bloom.added_count)
 
 
 def count_bits(bloom: BloomFilter | None) -> tuple[tuple[int, ...], float]:
-    """Set bits per body, and the error rate that they give. Any thread may ask."""
-    if bloom is None:
-        return (), 1.0
-    return tuple(body.bits_set for body in bloom.bodies), bloom.expected_error_rate
+    """Set bits per body, and the error rate that these very numbers give. Any thread may ask."""
+    fill = measure(bloom)
+    return tuple(body.bits_set for body in fill.bodies), fill.expected_error_rate

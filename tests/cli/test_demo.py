@@ -35,7 +35,7 @@ def test_the_demo_does_the_main_job_and_leaves_the_daemon_up_when_asked() -> Non
         # 95 % are clean, 1 % of those at most go through: 94 %, give or take five standard deviations.
         assert all(abs(share - 94.2) < 1.7 for share in shares[:2])
         assert shares[2:] == [0.0, 0.0]
-        grpc, http = re.search(r"grpc=(\S+) (http://\S+/metrics)", out).groups()  # type: ignore[union-attr]
+        grpc, http = re.search(r"gRPC (\S+), metrics (http://\S+/metrics)", out).groups()  # type: ignore[union-attr]
         metrics = urllib.request.urlopen(http, timeout=10).read().decode()
         assert 'bloomgate_checks_total{filter="fraud-blocklist"' in metrics
         with Client(grpc) as client:

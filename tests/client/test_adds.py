@@ -118,6 +118,31 @@ def test_a_key_that_is_too_long_is_refused_in_bulk_too(twin: Twin) -> None:
     assert fruit.might_contain("mango") is False
 
 
+def test_limits_that_rose_are_not_held_against_a_key(twin: Twin) -> None:
+    """What was read once is read again before a key is refused for it."""
+    gate = FakeGate(bytes_per_key=8)
+    gate.create("fruit")
+    fruit = twin.client(gate).filter("fruit")
+    fruit.add_many(["mango"])
+    gate._verbs.limits.bytes_per_key = 16
+    assert fruit.add_many(["pineapple", "peach"]) == [True, True]
+    assert fruit.might_contain("pineapple") is True
+
+
+def test_limits_that_shrank_split_the_add_again(twin: Twin, gate: FakeGate) -> None:
+    """A daemon restarted with lower limits refuses once, and every key is in all the same."""
+    fruit = twin.client(gate, keys_per_call=4).filter("fruit")
+    keys = [f"key-{i}" for i in range(10)]
+    assert fruit.add_many(keys[:1]) == [True]
+    gate._verbs.limits.keys_per_call = 3
+    assert fruit.add_many(keys) == [False] + [True] * 9
+    sent = [len(call.request.digests) // 16 for call in gate.calls if call.method == "Add"]
+    assert sent == [1, 4, 3, 3, 3, 1]
+    gate.fail_with(LimitExceeded("bytes_per_call", 3, 2), method="Add")
+    with pytest.raises(LimitExceeded):
+        fruit.add_many(keys)
+
+
 def test_a_full_filter_is_full_for_kernel_and_client(twin: Twin, gate: FakeGate) -> None:
     """The whole batch is refused, with the limit and what it would have taken."""
     gate.create("small", 3, on_full="reject")

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import logging
+import re
+import threading
+import time
 from typing import Any
 
 import pytest
 
-from bloomgate import Backoff, BloomFilter, HashScheme, InvalidKey
+from bloomgate import Backoff, BloomFilter, ClientOptions, HashScheme, InvalidKey
+from bloomgate.calls import _FallbackLog
 from bloomgate.errors import (
     ERRORS,
     BloomgateError,
     ClientClosed,
     FilterNotFound,
+    InternalError,
     LimitExceeded,
     MalformedReply,
     NotServing,
+    Overloaded,
     StaleHashId,
     Unavailable,
 )
@@ -24,6 +30,13 @@ from bloomgate.v1 import filters_pb2 as pb
 
 from .twins import Clock, Twin
 
+
+def _sleeps() -> float:
+    raise AssertionError("a check draws a pause")
+
+
+# A pause of it would be an error, not a wait.
+NEVER = Backoff(initial=3000.0, most=3000.0, random=_sleeps)
 NO, MAYBE, UNSAID = pb.ANSWER_DEFINITELY_NOT, pb.ANSWER_MAYBE, pb.ANSWER_UNSPECIFIED
 
 
@@ -166,27 +179,58 @@ def test_on_error_raise_raises(twin: Twin, gate: FakeGate) -> None:
     assert twin.fallbacks("fruit", "filter_not_found") == 3
 
 
-def test_an_interrupt_is_no_answer(twin: Twin, gate: FakeGate) -> None:
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit()], ids=["interrupt", "exit"])
+def test_an_interrupt_is_no_answer(twin: Twin, gate: FakeGate, stop: BaseException) -> None:
     """KeyboardInterrupt and SystemExit pass: the process is to end, not to look something up."""
-    for stop in (KeyboardInterrupt(), SystemExit()):
-        fruit = twin.over(Replies(gate, stop)).filter("fruit")
+    fruit = twin.over(Replies(gate, stop)).filter("fruit")
+
+    def ask(verb: str, asked: Any) -> None:
         if twin.is_async:
-            continue  # Raised inside a loop they end the loop: that is asyncio's affair.
-        with pytest.raises(type(stop)):
-            fruit.might_contain("papaya")
-        with pytest.raises(type(stop)):
-            fruit.might_contain_many(["papaya"])
+            # By hand: raised inside a loop they end the loop, which is asyncio's affair.
+            getattr(fruit._inner, verb)(asked).send(None)
+        else:
+            getattr(fruit, verb)(asked)
+
+    with pytest.raises(type(stop)):
+        ask("might_contain", "papaya")
+    with pytest.raises(type(stop)):
+        ask("might_contain_many", ["papaya"])
     assert twin.results("fruit") == (0, 0, 0)
-
-
-def test_a_restart_within_the_budget_is_not_noticed(twin: Twin, gate: FakeGate) -> None:
-    """UNAVAILABLE is tried again, and a success leaves no fallback behind."""
-    gate.fail_with(Unavailable(), times=1)
-    gate.fail_with(NotServing(), times=1)
-    fruit = twin.client(gate, check_timeout=5.0).filter("fruit")
-    assert fruit.might_contain("papaya") is False
-    assert [call.method for call in gate.calls] == ["MightContain"] * 3
+    fruit_again = twin.client(gate).filter("fruit")
+    assert fruit_again.might_contain("papaya") is False
     assert twin.results("fruit") == (1, 0, 0)
+
+
+def test_a_connection_that_broke_is_not_noticed(twin: Twin, gate: FakeGate) -> None:
+    """UNAVAILABLE is tried again once, at once, and a success leaves no fallback behind."""
+    fruit = twin.client(gate, backoff=NEVER).filter("fruit")
+    gate.fail_with(Unavailable(), times=1)
+    assert fruit.might_contain("papaya") is False
+    assert [call.method for call in gate.calls] == ["MightContain"] * 2
+    fruit.might_contain_many(["papaya"])
+    gate.fail_with(Unavailable(), times=1, method="MightContain")
+    assert fruit.might_contain_many(["papaya", "peach"]) == [False, False]
+    assert twin.results("fruit") == (4, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "calls"),
+    [(Unavailable(), 2), (NotServing(), 1), (InternalError("a1"), 1), (Overloaded(0.01), 1)],
+    ids=lambda value: getattr(value, "reason", ""),
+)
+def test_a_daemon_that_is_away_is_not_waited_for(
+    twin: Twin, gate: FakeGate, error: BloomgateError, calls: int
+) -> None:
+    """Every check of an outage would sleep: it is maybe as soon as it is refused, whatever the budget."""
+    fruit = twin.client(gate, check_timeout=3600.0, backoff=NEVER).filter("fruit")
+    fruit.might_contain_many(["papaya"])
+    del gate.calls[:]
+    gate.fail_with(error)
+    assert fruit.might_contain("papaya") is True
+    assert len(gate.calls) == calls
+    assert fruit.might_contain_many(["papaya", "peach"]) == [True, True]
+    assert len(gate.calls) == 2 * calls
+    assert twin.fallbacks("fruit", error.reason.lower()) == 3
 
 
 def test_other_errors_of_a_check_are_not_tried_again(twin: Twin, gate: FakeGate) -> None:
@@ -317,13 +361,30 @@ def test_a_daemon_that_tells_no_limits_makes_a_bulk_check_maybe(twin: Twin, gate
     assert fruit.might_contain_many(["papaya", "peach"]) == [False, False]
 
 
-def test_limits_that_shrank_are_asked_for_again(twin: Twin, gate: FakeGate) -> None:
-    """A daemon restarted with lower limits refuses once; then the client knows them."""
+def test_limits_that_shrank_split_the_call_again(twin: Twin, gate: FakeGate) -> None:
+    """A daemon restarted with lower limits refuses once; the call goes on within the new ones."""
     fruit = twin.client(gate).filter("fruit")
     fruit.might_contain_many(["papaya"])
     gate._verbs.limits.keys_per_call = 2
-    assert fruit.might_contain_many(["papaya", "peach", "plum"]) == [True] * 3
+    del gate.calls[:]
+    assert fruit.might_contain_many(["papaya", "", "plum", "peach"]) == [False, True, False, False]
+    assert [call.method for call in gate.calls] == ["MightContain", "Stats", "MightContain", "MightContain"]
     assert fruit.might_contain_many(["papaya", "peach", "plum"]) == [False] * 3
+    assert twin.results("fruit") == (7, 0, 1)
+
+
+def test_a_call_is_split_again_once(twin: Twin, gate: FakeGate) -> None:
+    """Limits that cannot be kept to, or shrink at each call, are a fallback and no endless loop."""
+    gate.fail_with(LimitExceeded("bytes_per_call", 3, 2), method="MightContain")
+    fruit = twin.client(gate).filter("fruit")
+    assert fruit.might_contain_many(["papaya", "plum"]) == [True, True]
+    assert [call.method for call in gate.calls].count("MightContain") == 1
+    gate._verbs.limits.keys_per_call = 1
+    del gate.calls[:]
+    assert fruit.might_contain_many(["papaya", "plum"]) == [True, True]
+    assert [call.method for call in gate.calls].count("MightContain") == 3
+    assert [call.method for call in gate.calls].count("Stats") == 1
+    assert twin.fallbacks("fruit", "limit_exceeded") == 4
 
 
 # -- hash specs
@@ -407,6 +468,33 @@ def test_fallbacks_are_logged_now_and_then_and_without_keys(
     assert "connection refused" in lines[0]
     assert "5 keys" in lines[1]
     assert "secret-key" not in "".join(lines)
+
+
+def test_threads_that_fall_back_together_lose_no_count(caplog: pytest.LogCaptureFixture) -> None:
+    """Each key is in one line, however many threads note at once."""
+
+    class Racing(Clock):
+        """Lets another thread in where the count is about to be read."""
+
+        def __call__(self) -> float:
+            time.sleep(0)
+            self.now += 0.25
+            return self.now
+
+    log = _FallbackLog("fruit", ClientOptions(clock=Racing(), warn_interval=1.0))
+
+    def note() -> None:
+        for _ in range(500):
+            log.note("unavailable", Unavailable(), 1)
+
+    with caplog.at_level(logging.WARNING, "bloomgate"):
+        threads = [threading.Thread(target=note) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    said = sum(int(re.findall(r"(\d+) keys", record.getMessage())[0]) for record in caplog.records)
+    assert said + log._keys == 4000
 
 
 def test_the_text_of_a_foreign_exception_is_not_logged(

@@ -31,6 +31,7 @@ EXAMPLES: list[BloomgateError] = [
     errors.NotAuthenticated(),
     errors.NotSupported(),
     errors.InternalError("a1b2c3"),
+    errors.ForkNotSupported(),
     errors.MalformedReply("2 answers to 3 keys"),
     errors.ClientClosed(),
 ]
@@ -149,3 +150,9 @@ def test_long_texts_do_not_burst_the_trailing_metadata() -> None:
     for error in (errors.FilterNotFound("x" * 100_000), errors.InvalidRequest("y" * 100_000)):
         _, message, details = encode(error)
         assert len(message) + len(details) < 2000
+
+
+def test_a_call_that_a_stopping_server_ends_is_tried_again() -> None:
+    """What it has received and not begun it ends as CANCELLED, not by the caller's doing: Unavailable, so an
+    add survives a rolling restart."""
+    assert type(decode(grpc.StatusCode.CANCELLED, "CANCELLED")) is Unavailable

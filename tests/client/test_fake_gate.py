@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bloomgate import methods
+from bloomgate import transport
 from bloomgate.errors import (
     BloomgateError,
     FilterNotFound,
@@ -23,7 +23,7 @@ from bloomgate.v1 import filters_pb2 as pb
 
 
 def _spec(gate: FakeGate) -> pb.HashSpecResponse:
-    return gate.answer(methods.HASH_SPEC, pb.HashSpecRequest(filter="fruit"))
+    return gate.answer(transport.HASH_SPEC, pb.HashSpecRequest(filter="fruit"))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def _spec(gate: FakeGate) -> pb.HashSpecResponse:
         ({"digests": b"x" * 16}, "hash_id"),
     ],
 )
-@pytest.mark.parametrize("method", [methods.ADD, methods.MIGHT_CONTAIN], ids=["Add", "MightContain"])
+@pytest.mark.parametrize("method", [transport.ADD, transport.MIGHT_CONTAIN], ids=["Add", "MightContain"])
 def test_bad_input_is_refused_by_field(
     gate: FakeGate, method: Any, fields: dict[str, Any], field: str
 ) -> None:
@@ -51,10 +51,10 @@ def test_shapes_are_judged_before_the_hash_id(gate: FakeGate) -> None:
     hash_id = _spec(gate).hash_id + 1
     request = pb.MightContainRequest(filter="fruit", digests=b"x" * 15, hash_id=hash_id)
     with pytest.raises(InvalidRequest):
-        gate.answer(methods.MIGHT_CONTAIN, request)
+        gate.answer(transport.MIGHT_CONTAIN, request)
     request.digests = b"x" * 16
     with pytest.raises(StaleHashId):
-        gate.answer(methods.MIGHT_CONTAIN, request)
+        gate.answer(transport.MIGHT_CONTAIN, request)
 
 
 @pytest.mark.parametrize(
@@ -73,36 +73,36 @@ def test_limits_are_enforced(
     gate = FakeGate(**limits)
     gate.create("fruit")
     with pytest.raises(LimitExceeded) as caught:
-        gate.answer(methods.MIGHT_CONTAIN, pb.MightContainRequest(filter="fruit", **fields))
+        gate.answer(transport.MIGHT_CONTAIN, pb.MightContainRequest(filter="fruit", **fields))
     assert (caught.value.limit, caught.value.value, caught.value.allowed) == limit
 
 
 def test_nothing_is_created_implicitly(gate: FakeGate) -> None:
     """An add to an unknown filter is an error, and so is every other verb."""
     for method in (
-        methods.ADD,
-        methods.MIGHT_CONTAIN,
-        methods.STATS,
-        methods.HASH_SPEC,
-        methods.REPORT_OUTCOMES,
+        transport.ADD,
+        transport.MIGHT_CONTAIN,
+        transport.STATS,
+        transport.HASH_SPEC,
+        transport.REPORT_OUTCOMES,
     ):
         with pytest.raises(FilterNotFound):
             gate.answer(method, method.request(filter="veg"))  # type: ignore[attr-defined]
-    assert len(gate.answer(methods.LIST_FILTERS, admin_pb2.ListFiltersRequest()).filters) == 1
+    assert len(gate.answer(transport.LIST_FILTERS, admin_pb2.ListFiltersRequest()).filters) == 1
 
 
 def test_a_bad_spec_is_refused_by_field(gate: FakeGate) -> None:
     """For callers of the wire that judge nothing themselves."""
     request = admin_pb2.CreateFilterRequest(name="veg", spec=pb.FilterSpec(capacity=5, error_rate=0.7))
     with pytest.raises(InvalidRequest) as caught:
-        gate.answer(methods.CREATE_FILTER, request)
+        gate.answer(transport.CREATE_FILTER, request)
     assert caught.value.field == "spec.error_rate"
 
 
 def test_empty_in_empty_out(gate: FakeGate) -> None:
     """No keys, no answers, no error."""
     request = pb.MightContainRequest(filter="fruit")
-    assert list(gate.answer(methods.MIGHT_CONTAIN, request).answers) == []
+    assert list(gate.answer(transport.MIGHT_CONTAIN, request).answers) == []
 
 
 def test_failures_come_as_often_as_asked(gate: FakeGate) -> None:
@@ -126,11 +126,11 @@ def test_failures_come_as_often_as_asked(gate: FakeGate) -> None:
 def test_calls_are_recorded_as_they_were(gate: FakeGate) -> None:
     """Failed ones too, and a request that changes later does not change its record."""
     request = pb.AddRequest(filter="fruit", keys=[b"mango"])
-    gate.answer(methods.ADD, request)
+    gate.answer(transport.ADD, request)
     request.keys[0] = b"peach"
     gate.fail_with(Unavailable())
     with pytest.raises(Unavailable):
-        gate.answer(methods.ADD, request)
+        gate.answer(transport.ADD, request)
     assert [(call.method, list(call.request.keys)) for call in gate.calls] == [
         ("Add", [b"mango"]),
         ("Add", [b"peach"]),

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from bloomgate import Client, ClientOptions, ParameterError
-from bloomgate.errors import FilterNotFound, Unavailable
+from bloomgate import AsyncClient, Client, ClientMetrics, ClientOptions, ParameterError, outcomes, transport
+from bloomgate.errors import (
+    BloomgateError,
+    ClientClosed,
+    DeadlineExceeded,
+    FilterNotFound,
+    JournalFailed,
+    NotServing,
+    Overloaded,
+    Unavailable,
+)
 from bloomgate.testing import FakeGate
 from bloomgate.v1 import filters_pb2 as pb
 
-from .twins import Clock, Twin
+from .twins import Awaited, Clock, Twin
 
 
 class Authority:
@@ -171,12 +183,21 @@ def test_outcomes_are_reported_once_a_second_at_most(
     assert _reports(gate) == 2
 
 
-def test_a_report_that_fails_is_made_good(
-    twin: Twin, gate: FakeGate, clock: Clock, authority: Authority
+NOT_TAKEN = [Overloaded(), NotServing()]
+PERHAPS_TAKEN = [Unavailable(), DeadlineExceeded(), JournalFailed(), ClientClosed(), FilterNotFound("fruit")]
+
+
+def _lost(twin: Twin) -> float:
+    return twin.count("bloomgate_client_outcomes_lost_total", filter="fruit")
+
+
+@pytest.mark.parametrize("error", NOT_TAKEN, ids=lambda error: error.reason)
+def test_a_report_that_was_not_taken_is_made_good(
+    twin: Twin, gate: FakeGate, clock: Clock, authority: Authority, error: BloomgateError
 ) -> None:
     """The guarded call does not hear of it, and the counts are in the next report, once."""
     guard = twin.client(gate, clock=clock).filter("fruit").guard(twin.lookup(authority.look_up))
-    gate.fail_with(Unavailable(), method="ReportOutcomes")
+    gate.fail_with(error, method="ReportOutcomes")
     for _ in range(3):
         clock.now += 1.0
         assert guard("mango") == 1
@@ -186,6 +207,81 @@ def test_a_report_that_fails_is_made_good(
     clock.now += 1.0
     guard("ghost")
     assert gate.outcomes("fruit") == (3, 1, 0)
+    assert _lost(twin) == 0
+
+
+@pytest.mark.parametrize("error", PERHAPS_TAKEN, ids=lambda error: error.reason)
+def test_a_report_that_may_have_been_taken_is_not_repeated(
+    twin: Twin, gate: FakeGate, clock: Clock, authority: Authority, error: BloomgateError
+) -> None:
+    """Outcomes are lost rather than doubled, and the loss is counted; nor is one kept that nobody wants."""
+
+    class TakenAndFailed:
+        failing = True
+
+        def unary(self, method: Any, request: Any, _timeout: float) -> Any:
+            reply = gate.answer(method, request)
+            if self.failing and method is transport.REPORT_OUTCOMES:
+                raise error
+            return reply
+
+        def begin(self, method: Any, request: Any, timeout: float, done: Any) -> None:
+            try:
+                self.unary(method, request, timeout)
+            except BloomgateError as failure:
+                done(failure)
+            else:
+                done(None)
+
+    over = TakenAndFailed()
+    guard = twin.over(over, clock=clock).filter("fruit").guard(twin.lookup(authority.look_up))
+    clock.now += 1.0
+    assert guard("mango") == 1
+    guard("ghost")
+    guard.flush()
+    assert gate.outcomes("fruit") == (1, 1, 0)
+    over.failing = False
+    guard("mango")
+    guard.flush()
+    assert gate.outcomes("fruit") == (2, 1, 0)
+    assert _lost(twin) == 2
+
+
+def test_a_report_that_is_cancelled_is_lost_once(gate: FakeGate, authority: Authority) -> None:
+    """Before it begins or while it waits: the end of a loop doubles nothing."""
+    registry = CollectorRegistry()
+    begun = []
+
+    class Hanging:
+        async def unary(self, method: Any, request: Any, _timeout: float) -> Any:
+            if method is transport.REPORT_OUTCOMES:
+                begun.append(request.found)
+                await asyncio.Event().wait()
+            return gate.answer(method, request)
+
+        async def close(self) -> None: ...
+
+    client = AsyncClient.over(
+        Hanging(),
+        options=ClientOptions(report_interval=0.0),
+        metrics=ClientMetrics.in_registry(registry),
+    )
+
+    async def look_up(key: Any) -> Any:
+        return authority.look_up(key)
+
+    async def main() -> None:
+        guard = client.filter("fruit").guard(look_up)
+        await guard("mango")
+        await asyncio.sleep(0)
+        assert begun == [1]
+        await guard("mango")
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    asyncio.run(main())
+    assert registry.get_sample_value("bloomgate_client_outcomes_lost_total", {"filter": "fruit"}) == 2
+    assert begun == [1]
 
 
 def test_a_transport_that_breaks_does_not_break_the_guarded_call(
@@ -197,9 +293,7 @@ def test_a_transport_that_breaks_does_not_break_the_guarded_call(
     clock.now += 1.0
     assert guard("mango") == 1
     guard.flush()
-    gate.recover()
-    guard.flush()
-    assert gate.outcomes("fruit") == (1, 0, 0)
+    assert _lost(twin) == 1
 
 
 def test_closing_the_client_reports_the_rest(twin: Twin, gate: FakeGate, authority: Authority) -> None:
@@ -354,6 +448,110 @@ def test_the_key_of_a_guarded_function_can_be_made(gate: FakeGate, authority: Au
     assert authority.asked == ["MANGO"]
 
 
+class Asked:
+    """Functions to guard that remember what they were called with."""
+
+    def __init__(self, twin: Twin, gate: FakeGate) -> None:
+        self._twin = twin
+        self._gate = gate
+        self.calls: list[Any] = []
+
+    def guarded(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """``function`` behind the filter, as both clients decorate it, called to its end."""
+        twin = self._twin
+        make = self._gate.async_client if twin.is_async else self._gate.client
+        fruit: Any = make().filter("fruit")
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append((args, kwargs))
+            return function(*args, **kwargs)
+
+        async def recorded_async(*args: Any, **kwargs: Any) -> Any:
+            return recorded(*args, **kwargs)
+
+        wrapped = functools.wraps(function)(recorded_async if twin.is_async else recorded)
+        made = fruit.guarded(**options)(wrapped)
+        return (lambda *args, **kwargs: asyncio.run(made(*args, **kwargs))) if twin.is_async else made
+
+
+@pytest.fixture
+def asked(twin: Twin, gate: FakeGate, authority: Authority) -> Asked:
+    """The authority's keys are in the filter."""
+    assert authority.asked == []
+    return Asked(twin, gate)
+
+
+def test_the_key_is_the_first_parameter_in_whatever_order_it_is_passed(asked: Asked) -> None:
+    """Not the first keyword of the call: that one is another argument, and its "no" would be a wrong one."""
+
+    def look(name: str, reason: str = "papaya", *, times: int = 1) -> int:
+        return len(name) * len(reason) * times
+
+    guarded = asked.guarded(look)
+    assert guarded(reason="why", name="mango") == 15
+    assert guarded(times=2, reason="why", name="mango") == 30
+    assert guarded("mango", times=2) == 60
+    assert guarded(reason="mango", name="papaya") is None
+    assert guarded(times=2, name="papaya") is None
+    assert len(asked.calls) == 3
+
+
+def test_the_key_may_be_a_default(asked: Asked) -> None:
+    """A first parameter that is left out is still the key."""
+
+    def look(name: str = "mango", reason: str = "") -> str:
+        return name + reason
+
+    def no(name: str = "papaya", reason: str = "") -> str:
+        return name + reason
+
+    assert asked.guarded(look)(reason="!") == "mango!"
+    assert asked.guarded(no)(reason="mango") is None
+
+
+def test_a_first_parameter_by_place_alone_and_one_by_name_alone(asked: Asked) -> None:
+    """Whatever kind it is, it is found; a keyword of the same name is another argument."""
+
+    def by_place(name: str, /, **more: str) -> str:
+        return name + "".join(more)
+
+    def by_name(*, name: str, more: str) -> str:
+        return name + more
+
+    assert asked.guarded(by_place)("mango", name="papaya") == "mangoname"
+    assert asked.guarded(by_place)("papaya", name="mango") is None
+    assert asked.guarded(by_name)(more="!", name="mango") == "mango!"
+    assert asked.guarded(by_name)(more="mango", name="papaya") is None
+
+
+def test_arguments_that_the_function_does_not_take_are_refused(asked: Asked) -> None:
+    """Also where the answer would be no: a call that cannot be made is not skipped in silence."""
+
+    def look(name: str) -> str:
+        return name
+
+    guarded = asked.guarded(look)
+    for args, kwargs in ((), {}), (("papaya", 1), {}), ((), {"nam": "papaya"}):
+        with pytest.raises(TypeError):
+            guarded(*args, **kwargs)
+    assert asked.calls == []
+
+
+def _no_parameter() -> None: ...
+def _any_place(*names: str) -> None: ...
+def _any_name(**names: str) -> None: ...
+def _method(self: Any, name: str) -> None: ...
+def _class_method(cls: Any, name: str) -> None: ...
+
+
+@pytest.mark.parametrize("function", [_no_parameter, _any_place, _any_name, _method, _class_method])
+def test_a_function_without_a_key_is_refused_when_decorated(asked: Asked, function: Any) -> None:
+    """Not at its first call, and not if it is told which argument is the key."""
+    with pytest.raises(TypeError, match="key="):
+        asked.guarded(function)
+    asked.guarded(function, key=lambda *_args, **_kwargs: "mango")
+
+
 def test_a_guarded_coroutine_function_is_one(gate: FakeGate, authority: Authority) -> None:
     """The asyncio twin of the decorator."""
 
@@ -397,36 +595,97 @@ def test_a_report_is_not_waited_for(gate: FakeGate, clock: Clock, authority: Aut
     assert guard("mango") == 1
     assert [found for found, _ in begun] == [1]
     guard.flush()
-    # The answer comes late and is a failure: its count is in the next report.
-    begun[0][1](Unavailable())
+    # The answer comes late and is a refusal: its count is in the next report.
+    begun[0][1](Overloaded())
     guard("mango")
     guard.flush()
     assert [found for found, _ in begun] == [1, 2]
 
 
-def test_flushing_waits_for_the_answer(gate: FakeGate, authority: Authority) -> None:
+def test_flushing_waits_for_the_answer(
+    gate: FakeGate, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that closing the client right after it does not cut the report off."""
-    answered = []
+    unanswered: list[Any] = []
+
+    class AnswersWhoWaits(threading.Condition):
+        """Gives the answer once somebody waits for it, and not before."""
+
+        def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+            assert not predicate()
+            unanswered.pop()(None)
+            return super().wait_for(predicate, timeout)
 
     class Late:
         def unary(self, method: Any, request: Any, _timeout: float) -> Any:
             return gate.answer(method, request)
 
         def begin(self, _method: Any, _request: Any, _timeout: float, done: Any) -> None:
-            def answer() -> None:
-                answered.append(True)
-                done(None)
-
-            threading.Timer(0.05, answer).start()
+            unanswered.append(done)
 
         def close(self) -> None:
             pass
 
+    monkeypatch.setattr(outcomes.threading, "Condition", AnswersWhoWaits)
     client = Client.over(Late(), options=ClientOptions(report_timeout=30.0))
     guard = client.filter("fruit").guard(authority.look_up)
     guard("mango")
     guard.flush()
-    assert answered == [True]
+    assert unanswered == []
+
+
+def test_closing_sends_every_report_before_it_waits_for_one(twin: Twin, gate: FakeGate) -> None:
+    """A hundred filters and a daemon that hangs cost one ``report_timeout``, not a hundred."""
+    names = ["fruit", "veg", "nuts"]
+    order: list[str] = []
+    waiting: list[Any] = []
+
+    def answer_all() -> None:
+        if len(waiting) == len(names):
+            order.append("answered")
+            for answer in waiting:
+                answer()
+
+    class Together:
+        """Answers no report until all have arrived."""
+
+        def unary(self, method: Any, request: Any, _timeout: float) -> Any:
+            return gate.answer(method, request)
+
+        def begin(self, _method: Any, request: Any, _timeout: float, done: Any) -> None:
+            order.append(request.filter)
+            waiting.append(lambda: done(None))
+            answer_all()
+
+        def close(self) -> None:
+            order.append("closed")
+
+    class TogetherAsync(Awaited):
+        async def unary(self, method: Any, request: Any, timeout: float) -> Any:  # noqa: ASYNC109
+            if method is not transport.REPORT_OUTCOMES:
+                return await super().unary(method, request, timeout)
+            order.append(request.filter)
+            arrived = asyncio.Event()
+            waiting.append(arrived.set)
+            answer_all()
+            await arrived.wait()
+            return None
+
+    for name in names:
+        gate.create(name).add("mango")
+    options = ClientOptions(report_timeout=20.0)
+    client: Any
+    if twin.is_async:
+        client = twin._faced(AsyncClient.over(TogetherAsync(Together()), options=options))
+    else:
+        client = Client.over(Together(), options=options)
+    for name in names:
+        assert client.filter(name).guard(twin.lookup(lambda _key: 1))("mango") == 1
+    started = time.monotonic()
+    client.close()
+    assert order == [*names, "answered", "closed"]
+    # One wait that ends in vain would take longer.
+    assert time.monotonic() - started < 15.0
 
 
 def test_a_cancelled_lookup_is_cancelled(gate: FakeGate, authority: Authority) -> None:

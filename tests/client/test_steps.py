@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bloomgate import Backoff, methods
+from bloomgate import Backoff, transport
 from bloomgate.errors import (
     BloomgateError,
     DeadlineExceeded,
@@ -14,6 +14,7 @@ from bloomgate.errors import (
     FilterNotFound,
     InvalidRequest,
     LimitExceeded,
+    NotServing,
     Overloaded,
     Unavailable,
 )
@@ -45,7 +46,7 @@ class Script:
 def _drive(retry: Retry, script: Script, clock: list[float], seconds: float) -> tuple[object, list[float]]:
     """Run a call to its end, pauses moving the clock. Returns the reply or error, and the pauses."""
     pauses: list[float] = []
-    steps = retry.call(methods.ADD, REQUEST, Deadline(lambda: clock[0], seconds))
+    steps = retry.call(transport.ADD, REQUEST, Deadline(lambda: clock[0], seconds))
     try:
         step = next(steps)
         while True:
@@ -98,7 +99,7 @@ def test_the_last_error_is_the_one_that_is_raised() -> None:
 def test_a_pause_that_oversleeps_raises_what_came_before_it() -> None:
     """Nothing is sent after the deadline, and the reason is still the daemon's."""
     clock = [0.0]
-    steps = Retry((Unavailable,), BACKOFF).call(methods.ADD, REQUEST, Deadline(lambda: clock[0], 1.0))
+    steps = Retry((Unavailable,), BACKOFF).call(transport.ADD, REQUEST, Deadline(lambda: clock[0], 1.0))
     next(steps)
     steps.throw(Unavailable("connection refused"))
     clock[0] = 2.0
@@ -153,6 +154,20 @@ def test_what_no_second_attempt_can_mend_is_raised_at_once(error: BloomgateError
     assert (raised, pauses, len(script.timeouts)) == (error, [], 1)
 
 
+def test_attempts_may_be_few_and_without_a_pause() -> None:
+    """As for checks: one more at once, and none for what another attempt at once cannot mend."""
+    clock = [0.0]
+    retry = Retry((Unavailable,), None, but_not=(NotServing,), attempts=2)
+    script = Script(clock, Unavailable(), pb.AddResponse(seq=3))
+    assert _drive(retry, script, clock, 10.0) == (pb.AddResponse(seq=3), [])
+    script = Script(clock, Unavailable("one"), Unavailable("two"))
+    error, pauses = _drive(retry, script, clock, 10.0)
+    assert (str(error), pauses, len(script.timeouts)) == ("two", [], 2)
+    script = Script(clock, NotServing())
+    error, pauses = _drive(retry, script, clock, 10.0)
+    assert (type(error), pauses, len(script.timeouts)) == (NotServing, [], 1)
+
+
 def test_nothing_is_sent_after_the_deadline() -> None:
     """A budget spent on hashing is spent."""
     clock = [0.0]
@@ -160,7 +175,7 @@ def test_nothing_is_sent_after_the_deadline() -> None:
     clock[0] = 1.0
     script = Script(clock)
     with pytest.raises(DeadlineExceeded):
-        run(Retry((), BACKOFF).call(methods.ADD, REQUEST, deadline), script)  # type: ignore[arg-type]
+        run(Retry((), BACKOFF).call(transport.ADD, REQUEST, deadline), script)  # type: ignore[arg-type]
     assert script.timeouts == []
 
 
@@ -171,6 +186,6 @@ def test_an_interrupt_leaves_at_once() -> None:
         def unary(self, *_: object) -> None:
             raise KeyboardInterrupt
 
-    steps = Retry((BloomgateError,), BACKOFF).call(methods.ADD, REQUEST, Deadline(lambda: 0.0, 1.0))
+    steps = Retry((BloomgateError,), BACKOFF).call(transport.ADD, REQUEST, Deadline(lambda: 0.0, 1.0))
     with pytest.raises(KeyboardInterrupt):
         run(steps, Interrupted())  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from bloomgate import AsyncClient, Client, ClientMetrics, ClientOptions, methods
+from bloomgate import AsyncClient, Client, ClientMetrics, ClientOptions, transport
 from bloomgate.errors import BloomgateError
 from bloomgate.testing import FakeGate
 from bloomgate.wire import DETAILS_KEY, encode
@@ -68,7 +68,7 @@ class Twin:
         """A client over a transport whose ``unary`` blocks."""
         if self.is_async:
             client: Any = AsyncClient.over(
-                _Awaited(transport), options=ClientOptions(**options), metrics=self.metrics
+                Awaited(transport), options=ClientOptions(**options), metrics=self.metrics
             )
         else:
             client = Client.over(transport, options=ClientOptions(**options), metrics=self.metrics)
@@ -110,7 +110,9 @@ class Twin:
         return self.count("bloomgate_client_fallbacks_total", filter=name, reason=reason)
 
 
-class _Awaited:
+class Awaited:
+    """A transport whose ``unary`` blocks, as the asyncio client takes it."""
+
     def __init__(self, transport: Any) -> None:
         self._transport = transport
 
@@ -140,7 +142,7 @@ class Server:
         self.seen: list[str] = []
         self.metadata: dict[str, Any] = {}
         self._methods = {
-            method.path: method for method in vars(methods).values() if isinstance(method, methods.Method)
+            method.path: method for method in vars(transport).values() if isinstance(method, transport.Method)
         }
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         self._server.add_generic_rpc_handlers((self,))  # type: ignore[arg-type]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,40 +21,83 @@ from bloomgated.gate import Gate
 from bloomgated.metrics import CallMetrics
 from bloomgated.requests import Asked
 from bloomgated.snapshotter import Snapshotter
+from bloomgated.storage.records import KIND_SNAPSHOTS, Record, SnapshotFile, Snapshots
 from bloomgated.storage.recovery import recover
 from bloomgated.storage.snapshots import SnapshotStore
 from bloomgated.storage.sqlite import SqliteJournal
 
 
 class HeldJournal(SqliteJournal):
-    """A real journal whose commits can be held."""
+    """A real journal whose commits can be held, and that can refuse or lose the records of snapshots."""
+
+    refuses: Exception | None = None
+    loses: Exception | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.released = threading.Event()
         self.released.set()
 
+    def append(self, records: Sequence[Record]) -> int:
+        if self.refuses is not None and any(isinstance(record, Snapshots) for record in records):
+            raise self.refuses
+        return super().append(records)
+
     def _commit(self, *arguments: Any) -> int:
         assert self.released.wait(60)
+        if self.loses is not None and any(row.kind == KIND_SNAPSHOTS for _, row in arguments[2]):
+            raise self.loses
         return super()._commit(*arguments)
+
+
+class HeldStore(SnapshotStore):
+    """Real snapshot files, whose writing can be held, or fail."""
+
+    fails: Exception | None = None
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.released = threading.Event()
+        self.released.set()
+        self.begun: list[int] = []
+        """Ids of the filters whose writing has begun, in order."""
+
+    def write(self, filter_id: int, *arguments: Any) -> SnapshotFile:
+        self.begun.append(filter_id)
+        assert self.released.wait(60)
+        if self.fails is not None:
+            raise self.fails
+        return super().write(filter_id, *arguments)
 
 
 @asynccontextmanager
 async def open_gate(
-    directory: Path, limits: LimitsConfig | None = None, **journal_options: Any
+    directory: Path,
+    limits: LimitsConfig | None = None,
+    *,
+    store: SnapshotStore | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **journal_options: Any,
 ) -> AsyncIterator[tuple[Gate, HeldJournal]]:
-    """A gate over a data directory; closing it is a crash as far as snapshots go: it writes none."""
+    """A gate over a data directory; closing it is a crash as far as snapshots go: it writes none.
+
+    Filters are due after 320 seconds of ``clock``.
+    """
     journal = HeldJournal(directory, **journal_options)
-    store = SnapshotStore(directory)
+    store = store or SnapshotStore(directory)
     recovered = recover(journal, store)
     journal.start()
-    gate = Gate(limits or LimitsConfig())
-    gate.open(journal, Snapshotter(journal, store, interval=300, journal_bytes=1 << 26), recovered)
+    gate = Gate(limits or LimitsConfig(), clock=clock)
+    snapshotter = Snapshotter(journal, store, interval=320, journal_bytes=1 << 26, clock=clock)
+    gate.open(journal, snapshotter, recovered)
     try:
         yield gate, journal
     finally:
         journal.released.set()
+        if isinstance(store, HeldStore):
+            store.released.set()
         await gate.finish()
+        await gate.snapshotter.close()
         await journal.close()
 
 

@@ -16,7 +16,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc import StatusCode
 
-from bloomgate.v1 import admin_pb2, filters_pb2
+from bloomgate.v1 import admin_pb2, admin_pb2_grpc, filters_pb2, filters_pb2_grpc
 from bloomgated.config import LimitsConfig
 from bloomgated.errors import JournalFailed
 from conftest import StartDaemon
@@ -80,12 +80,26 @@ def assert_full(failed: Failure, name: str, limit: str, allowed: int, needed: in
     assert failed.retry is None
 
 
-def resident_bytes(daemon: DaemonProcess) -> int:
-    """Memory of the process."""
+def memory_of(daemon: DaemonProcess, field: str) -> int:
+    """A memory figure of the process in bytes: VmRSS what is resident, VmHWM the most that ever was, VmPeak
+    the most that was ever mapped. Memory that is allocated and never touched shows in VmPeak alone."""
     status = Path(f"/proc/{daemon.process.pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    found = re.search(rf"{field}:\s+(\d+) kB", status)
     assert found
     return int(found[1]) * 1024
+
+
+class Unchanged:
+    """Memory, from here to ``check``: nothing more is resident or mapped, threads' stacks apart."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self._daemon = daemon
+        self._before = memory_of(daemon, "VmRSS"), memory_of(daemon, "VmPeak")
+
+    def check(self) -> None:
+        resident, mapped = self._before
+        assert memory_of(self._daemon, "VmRSS") - resident < 4 << 20
+        assert memory_of(self._daemon, "VmPeak") - mapped < 256 << 20
 
 
 # -- names
@@ -152,21 +166,21 @@ def test_a_capacity_outside_its_range_is_refused_before_allocation(
     request = admin_pb2.CreateFilterRequest(name=a_name(), spec=spec(capacity))
     message = f"spec.capacity must be a whole number from 1 to 100000000000, got {capacity}"
     assert_invalid(failure(admin.CreateFilter, request), "spec.capacity", message)
-    before = resident_bytes(shared)
+    memory = Unchanged(shared)
     for _ in range(100):
         assert failure(admin.CreateFilter, request).code is StatusCode.INVALID_ARGUMENT
-    assert resident_bytes(shared) - before < 4 << 20
+    memory.check()
 
 
 def test_a_filter_above_the_memory_limit_is_refused_before_allocation(
     admin: Admin, shared: DaemonProcess
 ) -> None:
     """The largest capacity is in range and asks for 539 GB: the limit names what it would take."""
-    before = resident_bytes(shared)
+    memory = Unchanged(shared)
     request = admin_pb2.CreateFilterRequest(name=a_name(), spec=spec(10**11, 1e-9, on_full=2))
     needed = math.ceil(-(10**11) * math.log(1e-9) / math.log(2) ** 2 / 8)
     assert_limit(failure(admin.CreateFilter, request), "filter_bytes", needed, 1 << 30)
-    assert resident_bytes(shared) - before < 4 << 20
+    memory.check()
 
 
 def test_a_create_without_a_spec_is_refused(admin: Admin) -> None:
@@ -334,6 +348,22 @@ def test_too_large_a_key_is_refused(ask: Any, name: str, filters: Filters) -> No
 def test_too_many_bytes_are_refused(ask: Any, name: str) -> None:
     """Each key may be small enough and all together too much."""
     assert_limit(ask(filter=name, keys=[b"k" * 50001] * 4), "bytes_per_call", 200004, 200000)
+
+
+def test_a_call_of_millions_of_keys_costs_little_to_refuse(start_daemon: StartDaemon) -> None:
+    """They are counted before they are taken out; above gRPC's limit they are not even parsed."""
+    daemon = start_daemon()
+    with grpc.insecure_channel(daemon.grpc, options=(("grpc.max_send_message_length", -1),)) as channel:
+        stub = filters_pb2_grpc.FilterServiceStub(channel)
+        create(admin_pb2_grpc.AdminServiceStub(channel), "name")
+        million = filters_pb2.MightContainRequest(filter="name", keys=[b"k"] * 4_000_000)
+        assert_limit(failure(stub.MightContain, million), "keys_per_call", 4_000_000, 100_000)
+        # 12 MB on the wire; a Python object for each key would have taken 130 MB more than this allows.
+        assert memory_of(daemon, "VmHWM") < 300 << 20
+        many = filters_pb2.MightContainRequest(filter="name", keys=[b"k"] * 8_000_000)
+        refused = failure(stub.MightContain, many)
+        assert refused.code is StatusCode.RESOURCE_EXHAUSTED
+        assert "larger than max" in refused.message
 
 
 def test_too_many_bytes_of_digests_are_refused(start_daemon: StartDaemon) -> None:
@@ -600,3 +630,13 @@ def test_an_error_for_one_caller_is_none_for_others(admin: Admin, filters: Filte
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(caller, range(8)))
     assert stats(filters, name).added_count == 8 * 30
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 50, b"\x0a\x02\xff\xff", b"\x0a\x7f"])
+def test_bytes_that_are_no_request_are_refused_as_bad_input(shared: DaemonProcess, data: bytes) -> None:
+    """Not UNKNOWN with an exception's text, as gRPC itself would answer."""
+    with grpc.insecure_channel(shared.grpc) as channel:
+        for method in ("FilterService/MightContain", "FilterService/Add", "AdminService/CreateFilter"):
+            call = channel.unary_unary(f"/bloomgate.v1.{method}")
+            failed = failure(call, data)
+            assert_invalid(failed, "request", "the request is not a message of this call")

@@ -480,8 +480,8 @@ def test_a_damaged_mark(stopped: Path, start_daemon: StartDaemon, what: str) -> 
     )
     reason = "is missing beside bloomgate.db" if what == "gone" else "the mark is damaged"
     assert said == (
-        f"{mark}: {reason}; restore the directory from a backup, or start on an empty directory and load the"
-        " filters again"
+        f"{mark}: {reason}; start on an empty directory and load the filters again, or restore a backup and"
+        " add again what came after it (docs/OPERATIONS.md)"
     )
     assert contents(stopped) == before
     mark.write_bytes(good)
@@ -496,7 +496,7 @@ def test_a_journal_whose_end_is_missing(stopped: Path) -> None:
         "serve", "--data-dir", str(stopped), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"
     )
     assert said.startswith(f"{stopped}/")
-    assert "restore the directory from a backup" in said
+    assert "start on an empty directory and load the filters again" in said
 
 
 # -- a journal that fails

@@ -20,12 +20,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bloomgate import errors
-from bloomgate.filters import BloomFilter
+from bloomgate.filters import BloomFilter, FilterSpec
+from bloomgate.filters.bloom import BloomBody
 from bloomgate.filters.hashing import Hasher, HashScheme
 from bloomgate.v1 import admin_pb2, filters_pb2
+from bloomgate.v1 import filters_pb2 as pb
+from bloomgated.api.convert import stats_message
 from bloomgated.config import LimitsConfig
-from bloomgated.requests import Keys
+from bloomgated.requests import Asked, Keys
 from conftest import StartDaemon
+from storage.making import Clock
 from support.daemon import DaemonProcess
 
 from . import inside
@@ -292,6 +296,85 @@ def test_a_false_no_is_counted_and_logged(shared: DaemonProcess, admin: Admin, f
     assert f"the authority has 2 keys that {name} answered a definite no for" in shared.log()
 
 
+def test_false_noes_do_not_flood_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A line per filter and ten seconds at most, with all that were reported since the one before; what the
+    last reports held back is told while the filters are tended."""
+    clock = Clock()
+
+    def told() -> list[str]:
+        lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        caplog.clear()
+        return lines
+
+    async def run() -> None:
+        async with inside.open_gate(tmp_path, clock=clock) as (gate, _):
+            for name in ("one", "two"):
+                await gate.create(name, inside.asked())
+            for _ in range(1000):
+                gate.report_outcomes("one", 1, 1, 2)
+                gate.report_outcomes("two", 1, 1, 0)
+            assert told() == ["the authority has 2 keys that one answered a definite no for"]
+            gate.report_outcomes("two", 0, 0, 1)
+            assert told() == ["the authority has 1 keys that two answered a definite no for"]
+            clock.now += 9.9
+            gate.report_outcomes("one", 0, 0, 1)
+            await gate.tend()
+            assert told() == []
+            clock.now += 0.1
+            gate.report_outcomes("one", 0, 0, 1)
+            assert told() == ["the authority has 2000 keys that one answered a definite no for"]
+            gate.report_outcomes("one", 0, 0, 7)
+            clock.now += 10
+            await gate.tend()
+            await gate.tend()
+            assert told() == ["the authority has 7 keys that one answered a definite no for"]
+            assert gate.catalog.get("one").outcomes.false_no == 2009  # type: ignore[union-attr]
+
+    asyncio.run(run())
+
+
+def test_stats_of_a_filter_that_grows_meanwhile_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bits, set bits, fill, bodies and rate of one reply are of the same bodies, each counted once."""
+    counted: list[BloomBody] = []
+    count = BloomBody.bits_set.fget
+    assert count is not None
+
+    async def run() -> pb.FilterStats:
+        async with inside.open_gate(tmp_path) as (gate, _):
+            await gate.create("name", inside.asked(100))
+            await gate.add("name", Keys(tuple(b"%d" % i for i in range(250))))
+            bloom = gate.catalog.get("name").bloom  # type: ignore[union-attr]
+            assert bloom is not None
+            assert len(bloom.bodies) == 2
+
+            def busy(body: BloomBody) -> int:
+                # As if Adds came in between, always.
+                counted.append(body)
+                for i in range(100):
+                    bloom.add(b"%d-%d" % (len(counted), i))
+                return count(body)  # type: ignore[no-any-return]
+
+            monkeypatch.setattr(BloomBody, "bits_set", property(busy))
+            shown = stats_message(await gate.stats("name"))
+            assert len(bloom.bodies) > len(shown.bodies)
+            return shown
+
+    shown = asyncio.run(run())
+    assert len(counted) == len(shown.bodies) == 2
+    assert shown.bits == sum(body.bits for body in shown.bodies)
+    assert shown.bits_set == sum(body.bits_set for body in shown.bodies)
+    assert shown.fill_ratio == shown.bits_set / shown.bits
+    assert shown.memory_bytes == sum((body.bits + 7) // 8 for body in shown.bodies)
+    assert shown.approximate_count == sum(body.count for body in shown.bodies) <= shown.added_count
+    assert shown.hashes == shown.bodies[-1].hashes
+    absent = 1.0
+    for body in shown.bodies:
+        absent *= 1 - (body.bits_set / body.bits) ** body.hashes
+    assert shown.expected_error_rate == pytest.approx(1 - absent)
+
+
 def test_stats_carry_the_limits(filters: Filters, admin: Admin) -> None:
     """So that clients split to them."""
     limits = filters.Stats(filters_pb2.StatsRequest(filter=create(admin))).limits
@@ -532,9 +615,11 @@ def test_every_acknowledged_key_is_maybe(
     operations: list[Operation], on_full: str, scheme: HashScheme
 ) -> None:
     """Over adds of all forms, growth, snapshots, trims, crashes and drops, in any order; and never one of a
-    filter before it. Counts agree with the kernel's."""
+    filter before it. Counts agree with the kernel's, and are exact after every crash."""
+    added = 0
 
     async def life(directory: Path, todo: list[Operation], acknowledged: set[bytes]) -> list[Operation]:
+        nonlocal added
         async with inside.open_gate(directory, retention=0) as (gate, journal):
             await gate.create("name", inside.asked(2, 1e-6, on_full=on_full, hash_scheme=scheme))
             while True:
@@ -544,9 +629,10 @@ def test_every_acknowledged_key_is_maybe(
                 assert acknowledged <= maybe
                 entry = gate.catalog.get("name")
                 assert entry is not None
+                assert entry.bloom is not None
+                assert entry.bloom.added_count == added
                 if on_full == "grow":
                     assert maybe == acknowledged
-                    assert entry.bloom is not None
                     assert entry.bloom.approximate_count == len(acknowledged)
                 if not todo:
                     return []
@@ -564,6 +650,7 @@ def test_every_acknowledged_key_is_maybe(
                     assert len(was_new) == len(asked)
                     assert seq <= journal.durable_seq
                     acknowledged.update(given)
+                    added += len(asked)
                 elif what == "snapshot":
                     await gate.snapshot("name")
                 elif what == "tend":
@@ -572,6 +659,7 @@ def test_every_acknowledged_key_is_maybe(
                     await gate.drop("name")
                     await gate.create("name", inside.asked(2, 1e-6, on_full=on_full, hash_scheme=scheme))
                     acknowledged.clear()
+                    added = 0
 
     with tempfile.TemporaryDirectory() as folder:
         todo, acknowledged = list(operations), set[bytes]()
@@ -668,3 +756,26 @@ def test_a_damaged_filter_says_maybe_to_all(damaged: DaemonProcess, start_daemon
         drop(admin, "hurt")
         create(admin, "hurt", error_rate=1e-9)
         assert check(filters, "hurt", b"old", b"a") == [DEFINITELY_NOT] * 2
+
+
+def test_growth_without_memory_adds_nothing_and_journals_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that cannot be allocated must not be in the journal: the next start could not recover it."""
+
+    def no_memory(_: object) -> None:
+        raise MemoryError
+
+    async def scenario() -> None:
+        async with inside.open_gate(tmp_path) as (gate, journal):
+            await gate.create("name", Asked(FilterSpec.plan(10, seed=1), None))
+            await gate.add("name", Keys((b"before",)))
+            before = journal.last_seq
+            monkeypatch.setattr("bloomgated.gate.allocate", no_memory)
+            with pytest.raises(errors.Overloaded, match="no memory"):
+                await gate.add("name", Keys(tuple(b"%d" % i for i in range(20))))
+            monkeypatch.undo()
+            assert journal.last_seq == before
+            assert (await gate.might_contain("name", Keys((b"3", b"before"))))[0] == [False, True]
+
+    asyncio.run(scenario())

@@ -304,3 +304,9 @@ def test_every_guarantee_names_tests_that_exist() -> None:
         assert named, f"{number} names no test"
         for file, function in named:
             assert function in functions_of(ROOT / file), f"{number}: {file}::{function}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_fenced_block_is_empty(page: Path) -> None:
+    """What a page announces it shows."""
+    assert not re.search(r"^```\w*\n\s*```$", page.read_text(), re.MULTILINE)

@@ -12,12 +12,15 @@ import pytest
 from bloomgate.filters import (
     BloomFilter,
     BodySpec,
+    DataDamaged,
     FilterFull,
     FilterSpec,
     Growth,
     Segment,
+    allocate,
     sizing,
 )
+from bloomgate.filters.image import from_bytes, to_bytes
 
 # Small batches take the scalar path, large ones the vectorised: every test of adding runs on both.
 SMALL, LARGE = 5, 100
@@ -312,3 +315,24 @@ def test_bits_set_follows_every_add() -> None:
         assert bloom.bits_set == bloom.bits_set == true_count
         seen.append(true_count)
     assert seen == sorted(set(seen))
+
+
+def test_bodies_allocated_beforehand_are_the_ones_that_grow() -> None:
+    """A daemon allocates before it journals; the filter is the same as one that allocates as it goes."""
+    ahead, as_it_goes = BloomFilter(10, seed=1), BloomFilter(10, seed=1)
+    digests = ahead.spec.hasher.digests([b"%d" % i for i in range(50)])
+    plan = ahead.plan_add(digests)
+    grown = allocate(plan)
+    assert len(grown) == 2
+    ahead.apply(plan, grown)
+    as_it_goes.apply(as_it_goes.plan_add(digests))
+    assert list(ahead.bodies[1:]) == grown
+    assert ahead.to_bytes() == as_it_goes.to_bytes()
+
+
+@pytest.mark.parametrize("error_rate", [0.0, 5e-324, 0.9])
+def test_a_growing_image_must_have_a_rate_that_growth_can_plan_for(error_rate: float) -> None:
+    """Its next body takes a share of the rate: of nothing there is none."""
+    spec = dataclasses.replace(FilterSpec.plan(10, seed=1), error_rate=error_rate)
+    with pytest.raises(DataDamaged, match="error_rate"):
+        from_bytes(to_bytes(BloomFilter.of(spec)))

@@ -314,3 +314,21 @@ def test_body_specs_round_trip_inside_other_fields() -> None:
         image.decode_body_spec(image.Fields(image.encode_body_spec(BodySpec(1024, 65, 100)), "p"))
     with pytest.raises(DataDamaged, match="ended inside a field of 20 bytes"):
         image.decode_body_spec(image.Fields(b"short", "p"))
+
+
+def test_what_is_taken_down_is_of_one_moment() -> None:
+    """A filter that grows meanwhile is taken down as it was, counts and bodies alike."""
+    grown = BloomFilter(10, 0.01, seed=1)
+    grown.add_many([b"%d" % n for n in range(25)])
+    chains = [grown.bodies[:1], grown.bodies]
+
+    class Growing:
+        spec, added_count = grown.spec, 25
+
+        @property
+        def bodies(self) -> object:
+            return chains.pop(0) if chains else grown.bodies
+
+    header = image.freeze(Growing())  # type: ignore[arg-type]
+    assert header.bodies == grown.bodies[:1]
+    assert header.counts == (grown.bodies[0].count,)

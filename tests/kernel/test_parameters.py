@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -154,3 +155,26 @@ def test_sized_filters_name_the_keys_they_are_best_for() -> None:
     assert (spec.capacity, spec.on_full) == (198, OnFull.DEGRADE)
     assert spec.error_rate == pytest.approx(0.0078, rel=0.02)
     assert FilterSpec.sized(1, 64, seed=1).capacity == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "seed", "field"),
+    [
+        ({}, 7, ""),
+        ({"seed": 8}, None, ""),
+        ({"seed": 8}, 7, "seed"),
+        ({"capacity": 101}, 7, "capacity"),
+        ({"error_rate": 0.02}, 7, "error_rate"),
+        ({"on_full": "reject"}, 7, "on_full"),
+        ({"hash_scheme": HashScheme.BLAKE2B_128, "seed": b"s" * 16}, None, "hash_scheme"),
+        ({"key_format": "upper case"}, 7, "key_format"),
+        ({"capacity": 101, "key_format": "upper case", "seed": 8}, 7, "capacity"),
+        ({"key_format": "upper case", "seed": 8}, 7, "key_format"),
+    ],
+)
+def test_specs_differ_in_the_first_field_that_is_not_as_asked(
+    changes: dict[str, Any], seed: int | None, field: str
+) -> None:
+    """And in no field where they are equal; a seed counts only where one is asked for."""
+    given: dict[str, Any] = {"capacity": 100, "error_rate": 0.01, "seed": 7}
+    assert FilterSpec.plan(**given).differs_from(FilterSpec.plan(**{**given, **changes}), seed) == field

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -170,6 +171,17 @@ def test_halves_that_meet_are_not_taken_for_repeats(numbers: list[int]) -> None:
     bloom = BloomFilter(1000, 1e-6, on_full="degrade", seed=1)
     was_new = bloom.plan_add(b"".join(digests)).was_new
     assert was_new == [digest not in digests[:i] for i, digest in enumerate(digests)]
+
+
+@pytest.mark.parametrize(
+    "halves", [[0, 1, 2**63 - 1, 2**63, 2**64 - 1], [2**64 - 2, 2**64 - 1], [2**63 + 1], [0, 1, 2]]
+)
+def test_repeats_are_found_wherever_their_halves_lie(halves: list[int]) -> None:
+    """From 0 to 2^64 - 1, also where all of them need their 64th bit: numpy 2.0.0 has an isin that fails."""
+    digests = [h1.to_bytes(8, "little") + h2.to_bytes(8, "little") for h1 in halves for h2 in range(1, 41)]
+    bloom = BloomFilter(1000, 1e-6, on_full="degrade", seed=1)
+    was_new = bloom.plan_add(b"".join(digests * 2)).was_new
+    assert was_new == [True] * len(digests) + [False] * len(digests)
 
 
 def test_batches_of_many_slices_agree_with_small_ones() -> None:

@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import struct
 import sys
+import threading
 import zlib
 from collections.abc import Callable
 from contextlib import closing
@@ -279,6 +280,56 @@ def test_a_start_makes_durable_what_it_read(made: dict[str, Made], tmp_path: Pat
     killed = asyncio.run(start_and_lose_the_log())
     (killed / WAL).unlink(missing_ok=True)
     assert not refused_or_harmless(killed, made["log"])
+
+
+def test_starting_does_nothing_that_blocks_once_it_is_prepared(
+    made: dict[str, Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read is made durable by prepare, in whatever thread; start then only starts the writer, which
+    knows what a trim must keep."""
+    directory = made["log"].copy(tmp_path / "copy")
+    statements: list[tuple[int, str]] = []
+
+    def watched(path: Path, mode: str) -> sqlite3.Connection:
+        connection = connect(path, mode)
+        connection.set_trace_callback(lambda sql: statements.append((threading.get_ident(), sql)))
+        return connection
+
+    connect = database.connect
+    monkeypatch.setattr(database, "connect", watched)
+
+    def open_journal() -> SqliteJournal:
+        journal = SqliteJournal(directory, retention=0.0)
+        recover(journal, SnapshotStore(directory))
+        journal.prepare()
+        return journal
+
+    async def work() -> Path:
+        journal = await asyncio.to_thread(open_journal)
+        assert any("wal_checkpoint" in sql for _, sql in statements)
+        killed = copy_as_killed(directory, tmp_path / "killed")
+        journal.start()
+        await journal.durable(journal.append([an_add(1, 1)]))
+        journal.trim(journal.durable_seq)
+        await until_trimmed(journal, journal.durable_seq)
+        await journal.close()
+        return killed
+
+    killed = asyncio.run(work())
+    assert threading.get_ident() not in {thread for thread, _ in statements}
+    (killed / WAL).unlink(missing_ok=True)
+    assert not refused_or_harmless(killed, made["log"])
+    assert recover_in(directory).keys() == recover_in(killed).keys()
+
+
+def test_a_prepared_journal_that_is_never_started_closes(made: dict[str, Made], tmp_path: Path) -> None:
+    """A stop may come right after recovery; nothing is lost by it."""
+    directory = made["both"].copy(tmp_path / "copy")
+    journal = SqliteJournal(directory)
+    recover(journal, SnapshotStore(directory))
+    journal.prepare()
+    asyncio.run(journal.close())
+    assert not refused_or_harmless(directory, made["both"])
 
 
 # -- the mark's bytes

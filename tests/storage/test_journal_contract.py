@@ -18,7 +18,7 @@ import pytest
 from bloomgate.filters import BodySpec, Growth, Segment
 from bloomgated.errors import JournalFailed, JournalQueueFull
 from bloomgated.storage import sqlite as sqlite_journal
-from bloomgated.storage.journal import Entry, Journal
+from bloomgated.storage.journal import Journal, Placed
 from bloomgated.storage.records import Add, Create, Drop, Grow, Record, SnapshotFile, Snapshots
 from storage.making import Clock, an_add, copy_as_killed, small_spec, until_trimmed
 
@@ -109,7 +109,7 @@ def seqs(journal: Journal, after: int = 0) -> list[int]:
     return [entry.seq for entry in journal.replay(after)]
 
 
-def records_of(entries: Iterator[Entry]) -> list[tuple[int, Record]]:
+def records_of(entries: Iterator[Placed]) -> list[tuple[int, Record]]:
     return [(entry.seq, entry.record) for entry in entries]
 
 

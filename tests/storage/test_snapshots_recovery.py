@@ -19,6 +19,8 @@ import pytest
 from bloomgate.filters import BloomFilter, DataDamaged, Segment
 from bloomgate.filters import image as image_format
 from bloomgate.filters.image import freeze
+from bloomgated.errors import StartError
+from bloomgated.storage import recovery
 from bloomgated.storage import snapshots as snapshots_module
 from bloomgated.storage.records import Add, Grow, Snapshots
 from bloomgated.storage.snapshots import SnapshotStore, ordinal_of
@@ -150,8 +152,10 @@ def test_a_damaged_file_moved_aside_is_kept(tmp_path: Path) -> None:
     assert len(contents) == 3
 
 
-def test_a_start_removes_what_no_record_names(tmp_path: Path) -> None:
-    """Temporary files and unrecorded snapshots are left over from a crash; other files are not ours."""
+def test_a_start_removes_what_no_record_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Temporary files and unrecorded snapshots are left over from a crash, and the log names them; other
+    files are not ours."""
+    caplog.set_level("INFO")
 
     async def work() -> None:
         world = World(tmp_path)
@@ -165,8 +169,11 @@ def test_a_start_removes_what_no_record_names(tmp_path: Path) -> None:
         (folder / "notes.txt").write_bytes(b"mine")
         await world.close()
         assert len(files_in(tmp_path)) == 4
+        gone = sorted({*files_in(tmp_path)} - {recorded, "notes.txt"})
         assert_equal(recover_in(tmp_path)["a"], world.filters["a"])
         assert files_in(tmp_path) == sorted([recorded, "notes.txt"])
+        told = [record.getMessage() for record in caplog.records if record.name == recovery.log.name]
+        assert told == [f"removed {name}, which no record names" for name in gone]
 
     run(work())
 
@@ -885,3 +892,36 @@ def test_a_walk_with_many_damages_never_answers_a_wrong_no(tmp_path: Path, seed:
     walk = Walk(seed, tmp_path, damages=4)
     run(walk.go(100))
     assert walk.restored > 0
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.ENOMEM])
+def test_a_snapshot_that_cannot_be_opened_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Too many open files says nothing of this one: the start is refused, and the file stays where it is."""
+    store = SnapshotStore(tmp_path)
+    file = store.write(1, freeze(BloomFilter(100, seed=1), 1, 5), 1)
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("builtins.open", failing)
+    with pytest.raises(StartError, match="cannot be read"):
+        store.load(file)
+    monkeypatch.undo()
+    assert store.load(file).seq == 5
+
+
+def test_a_filter_that_memory_cannot_hold_refuses_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not damaged: called so, its records would be trimmed away."""
+    store = SnapshotStore(tmp_path)
+    file = store.write(1, freeze(BloomFilter(100, seed=1), 1, 5), 1)
+
+    def failing(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("bloomgated.storage.snapshots.read_image", failing)
+    with pytest.raises(StartError, match="more memory"):
+        store.load(file)

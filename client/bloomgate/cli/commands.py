@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 # Seconds: a person waits, not a request, but not for a daemon that is not there. Writing takes longer.
-PATIENCE = 5.0
+PATIENCE = 3.0
 PATIENCE_TO_WRITE = 600.0
 BATCH = 10_000
 
@@ -66,6 +67,8 @@ def say(text: str) -> None:
 
 def opened(context: click.Context, file: str) -> BinaryIO:
     """The file of that name, or stdin for "-"."""
+    if file == "-" and sys.stdin is None:
+        raise OSError(errno.EBADF, "is closed", "stdin")
     return sys.stdin.buffer if file == "-" else context.with_resource(open(file, "rb"))
 
 
@@ -101,7 +104,7 @@ def create(context: click.Context, /, name: str, hash_scheme: str, **spec: Any) 
         name, hash_scheme=HashScheme[hash_scheme.upper()], **spec
     )
     stats = made.stats
-    what = "created" if made.created else "exists already, with the same parameters:"
+    what = "created: room for" if made.created else "exists already, as asked: room for"
     say(
         f"{name} {what} {count(stats.capacity)} keys at {stats.error_rate:g},"
         f" {count(stats.bits)} bits, {stats.hashes} hashes, {size(stats.memory_bytes)}"
@@ -140,7 +143,7 @@ def check(
     Exits 0 if any key might be contained, 1 if all are definitely absent, 2 if there was no answer.
     """
     if bool(keys) == (file is not None):
-        raise click.UsageError("give keys, or --from FILE")
+        raise click.UsageError("give either keys or --from FILE")
     # 0 and 1 say something about every key that was asked, so whatever happens before the last of them is
     # answered, a signal or a bug of ours included, ends in 2.
     code = EXIT_NO_ANSWER
@@ -176,7 +179,7 @@ def _check(context: click.Context, name: str, keys: tuple[str, ...], file: str |
         # Whoever makes the keys may have died: that is not "all absent".
         say("bloomgate: no keys were asked")
         return EXIT_NO_ANSWER
-    sys.stdout.flush()
+    click.echo(nl=False)  # flushes, where there is a stdout
     return 0 if any_maybe else 1
 
 
@@ -290,7 +293,7 @@ def demo(keep: bool) -> None:
     # Looked for, not imported: the library does not know the daemon, the demo runs it as a process.
     for module in ("aiohttp", "MailChecker"):
         if find_spec(module) is None:
-            raise click.ClickException(f"the demo needs {module}: pip install 'bloomgate[demo]'")
+            raise click.ClickException(f"the demo needs {module}: pip install '.[demo]' in a checkout")
     from bloomgate.cli.demo import run
 
     sys.exit(run(keep=keep))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -53,8 +54,8 @@ def run(*, keep: bool) -> int:
         false_negatives = _main_job(directory, daemon)
         if keep:
             kept = True
-            click.echo(f"\nthe daemon is up: grpc={daemon.grpc} http://{daemon.http}/metrics")
-            click.echo(f"try: bloomgate stats {FILTER} --target {daemon.grpc}")
+            click.echo(f"\nthe daemon is up: gRPC {daemon.grpc}, metrics http://{daemon.http}/metrics")
+            click.echo(f"try: {sys.argv[0]} stats {FILTER} --target {daemon.grpc}")
             assert daemon.process is not None
             click.echo(f"stop it with: kill {daemon.process.pid}; its files are in {directory}")
         return 0 if false_negatives == 0 else 1
@@ -83,6 +84,8 @@ def _main_job(directory: Path, daemon: DaemonProcess) -> int:
             check_in_bulk(blocklist, authority, domains),
         ]
         lookup = _timed(lambda: [authority.lookup(each) for each in asked]) / SINGLE
+        # Reported now: a daemon that starts again counts what is said of its own checks.
+        blocklist.flush_outcomes()
         before = blocklist.stats()
         daemon.end(signal.SIGKILL)
         restart = _timed(daemon.start)

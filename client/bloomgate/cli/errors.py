@@ -20,8 +20,10 @@ def as_sentence(error: BaseException) -> tuple[str, int]:
 
     if isinstance(error, (ParameterError, InvalidKey)):
         return str(error), EXIT_ERROR
-    from bloomgate.errors import BloomgateError
+    from bloomgate.errors import BloomgateError, DeadlineExceeded, NotServing, Unavailable
 
+    if isinstance(error, (Unavailable, DeadlineExceeded)) and not isinstance(error, NotServing):
+        return f"no answer; is bloomgated running, and is --target right? ({error})", EXIT_ERROR
     if isinstance(error, BloomgateError):
         return str(error), EXIT_ERROR
     return "", 0

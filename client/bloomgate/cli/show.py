@@ -54,7 +54,9 @@ def size(nbytes: float) -> str:
 
 def share(part: float | None) -> str:
     """A share of 1 as a percentage with three significant digits; a dash if it is not known."""
-    return "-" if part is None else f"{part * 100:.3g} %"
+    if part is None:
+        return "-"
+    return "<0.001 %" if 0 < part < 1e-5 else f"{part * 100:.3g} %"
 
 
 def seconds(duration: float) -> str:
@@ -86,19 +88,9 @@ def _enum_name(value: Any) -> Any:
 def filters_table(filters: Iterable[FilterStats]) -> Table:
     """A line per filter."""
     shown = table()
-    for heading in (
-        "filter",
-        "state",
-        "keys",
-        "capacity",
-        "memory",
-        "skipped",
-        "hits",
-        "error rate",
-        "asked",
-    ):
+    for heading in ("filter", "state", "keys", "capacity", "memory", "skipped", "error rate"):
         left = heading in ("filter", "state")
-        shown.add_column(heading, justify="left" if left else "right", overflow="fold")
+        shown.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=not left)
     for each in filters:
         shown.add_row(
             each.name,
@@ -107,9 +99,7 @@ def filters_table(filters: Iterable[FilterStats]) -> Table:
             count(each.capacity),
             size(each.memory_bytes),
             count(each.checks_skip),
-            count(each.checks_hit),
             share(each.expected_error_rate),
-            share(each.error_rate),
         )
     return shown
 

@@ -1,7 +1,7 @@
 """The kernel: Bloom filters, pure and synchronous. No I/O, no clock, no network; usable on its own."""
 
 from bloomgate.filters.errors import DataDamaged, FilterFull, InvalidKey, ParameterError
-from bloomgate.filters.growing import AddPlan, BloomFilter, Growth, Segment
+from bloomgate.filters.growing import AddPlan, BloomFilter, Growth, Segment, allocate
 from bloomgate.filters.hashing import DIGEST_BYTES, Hasher, HashScheme, Key, encode_key
 from bloomgate.filters.sizing import BodySpec
 from bloomgate.filters.spec import FilterSpec, Kind, OnFull
@@ -23,5 +23,6 @@ __all__ = [
     "OnFull",
     "ParameterError",
     "Segment",
+    "allocate",
     "encode_key",
 ]

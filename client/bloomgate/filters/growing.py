@@ -54,6 +54,11 @@ class AddPlan:
     steps: tuple[Segment | Growth, ...]
 
 
+def allocate(plan: AddPlan) -> list[BloomBody]:
+    """The bodies that a plan adds. Raises MemoryError, best before a journal has the plan."""
+    return [BloomBody(step.spec) for step in plan.steps if isinstance(step, Growth)]
+
+
 class BloomFilter:
     """A set of keys that can be asked "might it contain this key?".
 
@@ -209,7 +214,9 @@ class BloomFilter:
         ordered = np.sort(h1)
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         if twice.size:
-            _strike_repeats(digests, was_new, at[np.isin(h1, twice)].tolist())
+            # Not np.isin: that of numpy 2.0.0 overflows on 64-bit numbers without a sign.
+            nearest = twice[np.minimum(np.searchsorted(twice, h1), twice.size - 1)]
+            _strike_repeats(digests, was_new, at[nearest == h1].tolist())
         return was_new
 
     def _grow_steps(
@@ -236,13 +243,17 @@ class BloomFilter:
         steps.append(Segment(body, digests[start * DIGEST_BYTES :], int(new_at.size) - taken))
         return tuple(steps)
 
-    def apply(self, plan: AddPlan) -> None:
-        """Do what ``plan_add`` decided, before anything else changes the filter."""
+    def apply(self, plan: AddPlan, grown: Sequence[BloomBody] | None = None) -> None:
+        """Do what ``plan_add`` decided, before anything else changes the filter.
+
+        ``grown`` are the plan's new bodies where they were allocated already, by ``allocate``.
+        """
+        bodies = iter(allocate(plan) if grown is None else grown)
         for step in plan.steps:
             if isinstance(step, Segment):
                 self.insert(step)
             else:
-                self.grow(step)
+                self.grow(step, next(bodies))
 
     def insert(self, segment: Segment) -> None:
         """Set a segment's digests and add its counts, as planned or as journalled."""
@@ -262,8 +273,8 @@ class BloomFilter:
             h1s, h2s = h1s[absent], h2s[absent]
         body.set_many((h1s, h2s))
 
-    def grow(self, growth: Growth) -> None:
-        """Begin the next body; one that exists already is not begun again.
+    def grow(self, growth: Growth, body: BloomBody | None = None) -> None:
+        """Begin the next body, ``body`` if it is given; one that exists already is not begun again.
 
         Raises IndexError if a body before it is missing.
         """
@@ -271,7 +282,7 @@ class BloomFilter:
             raise IndexError(f"body {growth.body} cannot follow body {len(self.bodies) - 1}")
         if growth.body == len(self.bodies):
             # A new tuple, swapped whole: a reader in another thread has the old chain or the new one.
-            self.bodies = (*self.bodies, BloomBody(growth.spec))
+            self.bodies = (*self.bodies, body or BloomBody(growth.spec))
 
     # -- as bytes
 
@@ -318,11 +329,7 @@ class BloomFilter:
     @property
     def expected_error_rate(self) -> float:
         """The chance that an absent key is answered True, from the bits really set: 0 when empty."""
-        rate = 0.0
-        for body in self.bodies:
-            # Not 1 - (1-a)(1-b): that form cannot tell 1e-17 from 0.
-            rate += (1.0 - rate) * sizing.error_rate_at_fill(body.spec.bits, body.spec.hashes, body.bits_set)
-        return rate
+        return sizing.error_rate_of_chain((body.spec, body.bits_set) for body in self.bodies)
 
     def __repr__(self) -> str:
         return (

@@ -98,8 +98,10 @@ class Image:
 
 def freeze(bloom: BloomFilter, generation: int = 0, seq: int = 0) -> ImageHeader:
     """Take down what an image of ``bloom`` says of it at this moment."""
-    counts = tuple(body.count for body in bloom.bodies)
-    return ImageHeader(bloom.spec, bloom.bodies, counts, bloom.added_count, generation, seq)
+    # Read once: the filter may grow meanwhile, in another thread.
+    bodies = bloom.bodies
+    counts = tuple(body.count for body in bodies)
+    return ImageHeader(bloom.spec, bodies, counts, bloom.added_count, generation, seq)
 
 
 def image_chunks(header: ImageHeader) -> Iterator[bytes]:
@@ -263,6 +265,9 @@ def decode_spec(data: bytes, path: str) -> FilterSpec:
         # A sized filter's rate is what its bits give, so only a probability is asked for here.
         if not 0.0 <= error_rate <= 1.0:
             raise ParameterError("error rate", error_rate, "a number from 0 to 1")
+        if on_full == OnFull.GROW:
+            # Growth plans bodies for shares of it.
+            sizing.check_error_rate(error_rate)
         murmur = scheme == HashScheme.MURMUR3_X64_128 and seed_length == _U32.size
         return FilterSpec(
             capacity=capacity,

@@ -21,6 +21,7 @@ at 2^64 is worth. Measured, w is 50 to 150, and 1 where m is a power of two, for
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bloomgate.filters.errors import ParameterError
@@ -90,6 +91,15 @@ def expected_error_rate(bits: int, hashes: int, keys: int) -> float:
 def error_rate_at_fill(bits: int, hashes: int, bits_set: int) -> float:
     """Rate that ``bits_set`` of ``bits`` really give: the chance that all hashes meet a set bit."""
     return float((bits_set / bits) ** hashes)
+
+
+def error_rate_of_chain(bodies: Iterable[tuple[BodySpec, int]]) -> float:
+    """Rate of a chain of bodies, each given with its set bits: the chance that one of them says True."""
+    rate = 0.0
+    for spec, bits_set in bodies:
+        # Not 1 - (1-a)(1-b): that form cannot tell 1e-17 from 0.
+        rate += (1.0 - rate) * error_rate_at_fill(spec.bits, spec.hashes, bits_set)
+    return rate
 
 
 def optimal_capacity(bits: int, hashes: int) -> int:

@@ -114,6 +114,23 @@ class FilterSpec:
             first_body=BodySpec(bits, hashes, capacity),
         )
 
+    def differs_from(self, other: FilterSpec, seed: int | bytes | None = None) -> str:
+        """The first field in which ``other`` is not what this spec asks for, or "".
+
+        ``seed`` is the one that was asked for; None: any is equal.
+        """
+        pairs: dict[str, tuple[object, object]] = {
+            "kind": (self.kind, other.kind),
+            "capacity": (self.capacity, other.capacity),
+            "error_rate": (self.error_rate, other.error_rate),
+            "on_full": (self.on_full, other.on_full),
+            "hash_scheme": (self.hasher.scheme, other.hasher.scheme),
+            "key_format": (self.key_format, other.key_format),
+        }
+        if seed is not None:
+            pairs["seed"] = (seed, other.hasher.seed)
+        return next((field for field, (asked, there) in pairs.items() if asked != there), "")
+
     def body(self, index: int) -> BodySpec:
         """The body at ``index`` of the chain: each next one twice the keys at half the rate."""
         if index == 0:

@@ -450,7 +450,9 @@ class FilterStats(google.protobuf.message.Message):
     approximate_count: builtins.int
     """The exact number of keys that were certainly new when they were added."""
     added_count: builtins.int
-    """Keys of all Adds, repeated ones included."""
+    """Keys of Adds, repeated ones included, counted as an Add is applied, a moment before it is acknowledged; exact
+    over restarts. 0 while the filter is DAMAGED, whose Adds are journalled and not counted.
+    """
     expected_error_rate: builtins.float
     observed_error_rate: builtins.float
     """From reported outcomes; absent without traffic."""

@@ -23,9 +23,10 @@ def keys_of(request: pb.AddRequest | pb.MightContainRequest, limits: LimitsConfi
         _check_limit("keys_per_call", len(request.digests) // DIGEST_BYTES, limits.keys_per_call)
         _check_limit("bytes_per_call", len(request.digests), limits.bytes_per_call)
         return Keys(digests=request.digests, hash_id=request.hash_id)
+    # Counted before they are taken out: a message of tiny keys may hold millions.
+    _check_limit("keys_per_call", len(request.keys), limits.keys_per_call)
     keys = tuple(request.keys)
     if keys:
-        _check_limit("keys_per_call", len(keys), limits.keys_per_call)
         sizes = list(map(len, keys))
         _check_limit("bytes_per_key", max(sizes), limits.bytes_per_key)
         _check_limit("bytes_per_call", sum(sizes), limits.bytes_per_call)
@@ -92,8 +93,7 @@ def hash_spec_message(spec: FilterSpec) -> pb.HashSpecResponse:
 
 def stats_message(stats: Stats) -> pb.FilterStats:
     """What a filter is, how full it is and what it saved."""
-    entry = stats.entry
-    bodies = entry.bloom.bodies if entry.bloom is not None else ()
+    entry, fill = stats.entry, stats.fill
     message = pb.FilterStats(
         name=entry.name,
         spec=spec_message(entry.spec),
@@ -101,8 +101,12 @@ def stats_message(stats: Stats) -> pb.FilterStats:
         damage=entry.damage,
         generation=entry.generation,
         hash_id=entry.spec.hasher.hash_id,
-        bits_set=sum(stats.bits_set),
-        expected_error_rate=stats.expected_error_rate,
+        bits=fill.bits,
+        bits_set=fill.bits_set,
+        memory_bytes=fill.memory_bytes,
+        approximate_count=fill.approximate_count,
+        added_count=fill.added_count,
+        expected_error_rate=fill.expected_error_rate,
         observed_error_rate=entry.observed_error_rate,
         checks_skip=entry.checks.skip,
         checks_hit=entry.checks.hit,
@@ -112,21 +116,17 @@ def stats_message(stats: Stats) -> pb.FilterStats:
         outcomes_false_no=entry.outcomes.false_no,
         journal_seq=stats.journal_seq,
     )
-    if entry.bloom is not None:
-        message.bits = entry.bloom.bits
-        message.hashes = entry.bloom.hashes
-        message.fill_ratio = message.bits_set / message.bits
-        message.memory_bytes = entry.bloom.memory_bytes
-        message.approximate_count = entry.bloom.approximate_count
-        message.added_count = entry.bloom.added_count
-    for body, bits_set in zip(bodies, stats.bits_set, strict=False):
+    for body in fill.bodies:
+        message.hashes = body.spec.hashes  # that of the newest one stays
         message.bodies.add(
             bits=body.spec.bits,
             hashes=body.spec.hashes,
             capacity=body.spec.capacity,
             count=body.count,
-            bits_set=bits_set,
+            bits_set=body.bits_set,
         )
+    if fill.bits:
+        message.fill_ratio = fill.bits_set / fill.bits
     if entry.files:
         newest = entry.files[-1]
         message.snapshot_seq = newest.stamp

@@ -1,4 +1,4 @@
-"""What every call passes, outermost first: observe, translate errors, bound.
+"""What every call passes, outermost first: observe, translate errors, bound, parse.
 
 They wrap the handlers when these are registered. grpc.aio's own interceptors would do the same work with a
 coroutine and a handler object more per interceptor and call, which is a measurable part of a unary call.
@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from bloomgate import errors, wire
 from bloomgated.api.errors import RETRY_AFTER, translate
@@ -57,6 +58,23 @@ class Bound:
     async def idle(self) -> None:
         """Return once no call is under way."""
         await self._idle.wait()
+
+
+def parsed(handler: Handler, parse: Callable[[bytes], Any]) -> Handler:
+    """``handler``, given the request that bytes stand for.
+
+    Here and not by gRPC, which answers bytes that are none with an exception's text, and parses all calls
+    that wait before the first of them is judged.
+    """
+
+    async def parsing(data: Any, context: Context) -> Any:
+        try:
+            request = parse(data)
+        except DecodeError:
+            raise errors.InvalidRequest("request", "the request is not a message of this call") from None
+        return await handler(request, context)
+
+    return parsing
 
 
 def translated(handler: Handler) -> Handler:

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from bloomgate.v1 import admin_pb2, filters_pb2
 from bloomgated.api.admin import AdminService
 from bloomgated.api.filters import FilterService
-from bloomgated.api.interceptors import Bound, Handler, observed, translated
+from bloomgated.api.interceptors import Bound, Handler, observed, parsed, translated
 from bloomgated.api.streams import Health, Reflection
 from bloomgated.config import LimitsConfig, join_address
 from bloomgated.errors import AddressTaken
@@ -33,7 +33,7 @@ class ApiServer:
     def __init__(self, gate: Gate, limits: LimitsConfig, metrics: CallMetrics) -> None:
         # Above ours, which answers with a message that names it, but not far: gRPC's is what bounds a call's
         # memory before anybody has looked at it. A key takes up to five bytes beside its own.
-        largest = limits.bytes_per_call + 5 * limits.keys_per_call + (1 << 20)
+        largest = min(limits.bytes_per_call + 5 * limits.keys_per_call + (1 << 20), 2**31 - 1)
         self._server = grpc.aio.server(
             options=(
                 ("grpc.so_reuseport", 0),
@@ -61,8 +61,7 @@ class ApiServer:
             request: Any = GetMessageClass(method.input_type)
             response: Any = GetMessageClass(method.output_type)
             handlers[method.name] = grpc.unary_unary_rpc_method_handler(
-                observed(translated(self._bound.wrap(handler)), started, handled),
-                request_deserializer=request.FromString,
+                observed(translated(self._bound.wrap(parsed(handler, request.FromString))), started, handled),
                 response_serializer=response.SerializeToString,
             )
         generic = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)

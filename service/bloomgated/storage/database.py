@@ -26,7 +26,7 @@ from pathlib import Path
 from bloomgate.filters.errors import DataDamaged
 from bloomgated.errors import DirectoryUnusable, JournalDamaged
 from bloomgated.storage.directory import sync_directory
-from bloomgated.storage.journal import Entry
+from bloomgated.storage.journal import Placed
 from bloomgated.storage.mark import CREATING, IN_USE, Mark, MarkFile, read_mark
 from bloomgated.storage.records import Row, decode
 
@@ -231,7 +231,7 @@ def _read_trim(connection: sqlite3.Connection, path: Path) -> TrimState:
     return TrimState(*_TRIM.unpack(_read_meta(connection, path, "trim")))
 
 
-def read_entries(path: Path, after: int, last_seq: int, *, shared: bool) -> Iterator[Entry]:
+def read_entries(path: Path, after: int, last_seq: int, *, shared: bool) -> Iterator[Placed]:
     """Yield the records after ``after`` up to ``last_seq`` and the kept ones below, judging every row.
 
     ``shared``: whether this process may be writing to it meanwhile.
@@ -244,7 +244,7 @@ def read_entries(path: Path, after: int, last_seq: int, *, shared: bool) -> Iter
             trim = _read_trim(connection, path)
             for seq, row, running, crc in _rows(connection, path, 0, trim.mark):
                 kept, kept_sum = kept + 1, kept_sum + crc
-                yield Entry(seq, running, decode(row, f"{path} seq {seq}"))
+                yield Placed(seq, running, decode(row, f"{path} seq {seq}"))
             if (kept, kept_sum) != (trim.kept, trim.kept_sum):
                 raise JournalDamaged(
                     str(path), f"{trim.kept} records were kept up to seq {trim.mark}, these are not they"
@@ -254,7 +254,7 @@ def read_entries(path: Path, after: int, last_seq: int, *, shared: bool) -> Iter
                 if seq != expected:
                     break
                 expected += 1
-                yield Entry(seq, running, decode(row, f"{path} seq {seq}"))
+                yield Placed(seq, running, decode(row, f"{path} seq {seq}"))
             if expected <= last_seq:
                 raise JournalDamaged(str(path), f"seq {expected} is missing")
     except _UNREADABLE as error:

@@ -29,7 +29,7 @@ from bloomgated.storage.records import Record
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Placed:
     """A record with its place in the journal. ``running_time`` is when, on the journal's own clock: seconds
     that a daemon has been running on this journal, over all restarts."""
 
@@ -75,7 +75,7 @@ class Journal(Protocol):
         Whoever stops waiting takes nothing back: what is queued is committed all the same.
         """
 
-    def replay(self, after: int) -> Iterator[Entry]:
+    def replay(self, after: int) -> Iterator[Placed]:
         """Yield the durable records after ``after``, and the kept ones at or before it, by seq.
 
         Raises JournalDamaged where one is missing or altered. Blocks; any thread may call it.

@@ -122,34 +122,32 @@ def encode(record: Record) -> Row:
 def decode(row: Row, where: str) -> Record:
     """A record from its bytes. Raises DataDamaged(where, reason)."""
     fields = Fields(row.payload, where)
-    match row.kind:
-        case 3:
-            body, new_keys = fields.unpack(_ADD)
-            digests = fields.rest()
-            if len(digests) % DIGEST_BYTES or new_keys > len(digests) // DIGEST_BYTES:
-                raise DataDamaged(where, f"{new_keys} new keys in {len(digests)} bytes of digests")
-            return Add(row.filter_id, Segment(body, digests, new_keys))
-        case 4:
-            (body,) = fields.unpack(_U32)
-            grow = Grow(row.filter_id, Growth(body, decode_body_spec(fields)))
-            fields.end()
-            return grow
-        case 1:
+    if row.kind == KIND_ADD:
+        body, new_keys = fields.unpack(_ADD)
+        digests = fields.rest()
+        if len(digests) % DIGEST_BYTES or new_keys > len(digests) // DIGEST_BYTES:
+            raise DataDamaged(where, f"{new_keys} new keys in {len(digests)} bytes of digests")
+        return Add(row.filter_id, Segment(body, digests, new_keys))
+    if row.kind == KIND_CREATE:
+        name = _take_text(fields)
+        return Create(name, decode_spec(fields.rest(), where))
+    record: Record
+    if row.kind == KIND_GROW:
+        (body,) = fields.unpack(_U32)
+        record = Grow(row.filter_id, Growth(body, decode_body_spec(fields)))
+    elif row.kind == KIND_DROP:
+        record = Drop(row.filter_id)
+    elif row.kind == KIND_SNAPSHOTS:
+        files = []
+        for _ in range(fields.unpack(_U8)[0]):
             name = _take_text(fields)
-            return Create(name, decode_spec(fields.rest(), where))
-        case 2:
-            fields.end()
-            return Drop(row.filter_id)
-        case 5:
-            files = []
-            for _ in range(fields.unpack(_U8)[0]):
-                name = _take_text(fields)
-                generation, seq, stamp, size, crc, time = fields.unpack(_FILE)
-                files.append(SnapshotFile(name, generation, seq, stamp, size, crc, time))
-            fields.end()
-            return Snapshots(row.filter_id, tuple(files))
-        case _:
-            raise DataDamaged(where, f"record kind {row.kind} is unknown")
+            generation, seq, stamp, size, crc, time = fields.unpack(_FILE)
+            files.append(SnapshotFile(name, generation, seq, stamp, size, crc, time))
+        record = Snapshots(row.filter_id, tuple(files))
+    else:
+        raise DataDamaged(where, f"record kind {row.kind} is unknown")
+    fields.end()
+    return record
 
 
 def _text(text: str) -> bytes:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bloomgate.filters import BloomFilter, FilterSpec
 from bloomgate.filters.errors import DataDamaged
-from bloomgated.errors import JournalDamaged
-from bloomgated.storage.journal import Entry, Journal
+from bloomgated.errors import JournalDamaged, StartError
+from bloomgated.storage.journal import Journal, Placed
 from bloomgated.storage.records import Add, Create, Drop, Grow, SnapshotFile, Snapshots
 from bloomgated.storage.snapshots import SnapshotStore
 
@@ -45,7 +45,7 @@ class Recovered:
     damage: str = ""
     base_seq: int = 0
     last_seq: int = 0
-    journal_bytes: int = field(default=0)
+    journal_bytes: int = 0
     """Bytes of digests journalled after the base."""
 
 
@@ -64,11 +64,12 @@ def recover(journal: Journal, snapshots: SnapshotStore) -> list[Recovered]:
     for each, file in unusable:
         if snapshots.move_aside(file) is None:
             log.error("snapshot %s of %s is missing", file.name, each.name)
-    snapshots.remove_unrecorded({file.name for each in filters.values() for file in each.files})
+    for name in snapshots.remove_unrecorded({file.name for each in filters.values() for file in each.files}):
+        log.info("removed %s, which no record names", name)
     return sorted(filters.values(), key=lambda each: each.name)
 
 
-def _read_catalog(entries: Iterable[Entry]) -> dict[int, Recovered]:
+def _read_catalog(entries: Iterable[Placed]) -> dict[int, Recovered]:
     filters: dict[int, Recovered] = {}
     for entry in entries:
         match entry.record:
@@ -140,7 +141,7 @@ def _judge_spec(spec: FilterSpec, file: SnapshotFile, recovered: Recovered) -> N
         raise DataDamaged(file.name, "made under another spec than its filter")
 
 
-def _apply(entry: Entry, filters: dict[int, Recovered]) -> None:
+def _apply(entry: Placed, filters: dict[int, Recovered]) -> None:
     record = entry.record
     if not isinstance(record, (Add, Grow)):
         return
@@ -155,6 +156,8 @@ def _apply(entry: Entry, filters: dict[int, Recovered]) -> None:
             each.journal_bytes += len(record.segment.digests)
         else:
             each.bloom.grow(record.growth)
+    except MemoryError:
+        raise StartError(f"filter {each.name} needs more memory than there is") from None
     except IndexError as error:
         # The journal is sound, so its base is not what it says; the other filters serve.
         each.bloom, each.journal_bytes = None, 0

@@ -6,6 +6,7 @@ no record names is left over from a crash and removed at the next start.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from bloomgate.filters.errors import DataDamaged
 from bloomgate.filters.image import Image, ImageHeader, ParsedHeader, image_chunks, read_header, read_image
+from bloomgated.errors import StartError
 from bloomgated.storage.directory import sync_directory
 from bloomgated.storage.records import SnapshotFile
 
@@ -70,7 +72,11 @@ class SnapshotStore:
         )
 
     def load(self, file: SnapshotFile) -> Image:
-        """Read the image that was recorded as ``file``. Raises DataDamaged(path, reason)."""
+        """Read the image that was recorded as ``file``.
+
+        Raises DataDamaged(path, reason) for one that is gone or altered, StartError where nothing can be said
+        of it.
+        """
         path = self._folder / file.name
         try:
             with open(path, "rb") as stream:
@@ -78,7 +84,12 @@ class SnapshotStore:
                 if size != file.size:
                     raise DataDamaged(str(path), f"{size} bytes, {file.size} were recorded")
                 image = read_image(stream, size, str(path))
+        except MemoryError:
+            raise StartError(f"{path}: needs more memory than there is") from None
         except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EIO):
+                # Not the file's fault, so no verdict on it: trimming would make one final.
+                raise StartError(f"{path}: cannot be read ({error.strerror})") from None
             raise DataDamaged(str(path), f"cannot be read ({error.strerror})") from None
         if (image.generation, image.seq, image.crc) != (file.generation, file.seq, file.crc):
             raise DataDamaged(str(path), "an image, but not the one that was recorded under this name")

@@ -25,7 +25,7 @@ from bloomgated.storage.database import (
     row_crc,
     write_meta,
 )
-from bloomgated.storage.journal import Entry
+from bloomgated.storage.journal import Placed
 from bloomgated.storage.mark import IN_USE, MarkFile
 from bloomgated.storage.records import (
     KIND_ADD,
@@ -59,7 +59,7 @@ class SqliteJournal:
         """Judge or create it; blocks. ``retention`` in seconds of running time.
 
         Raises JournalDamaged, and DirectoryUnusable where it cannot be created. One that exists is not
-        written to before ``start``.
+        written to before ``prepare``.
         """
         self._opened = opened = open_database(directory)
         self.journal_id = opened.journal_id
@@ -78,25 +78,32 @@ class SqliteJournal:
         self._queue: list[tuple[int, Row]] = []
         self._trim_to = 0
         self._closing = self._closed = False
-        # The writer thread's own, from start on.
+        # From prepare on; the writer thread's own from start on.
         self._connection: sqlite3.Connection | None = None
         self._mark_file: MarkFile | None = None
         # Live filters, with the seq of their newest Snapshots (0: none): what a trim must keep.
         self._live: dict[int, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
 
-    def start(self) -> None:
-        """Begin to commit; called once, on the event loop, after recovery has read what is there.
+    def prepare(self) -> None:
+        """Make durable what was read, and connect for writing; blocks.
 
-        Raises DirectoryUnusable where it cannot be written.
+        Called once, in any thread, after recovery has read and judged what is there. Raises DirectoryUnusable
+        where it cannot be written.
         """
-        self._loop = asyncio.get_running_loop()
         self._connection, self._mark_file = open_to_write(self._opened)
         for seq, kind, filter_id in self._connection.execute(
             "SELECT seq, kind, filter_id FROM journal WHERE kind <> ? ORDER BY seq", (KIND_ADD,)
         ):
             self._note(seq, kind, filter_id)
+
+    def start(self) -> None:
+        """Begin to commit; called once, on the event loop. Prepares first, blocking it, if nobody has."""
+        if self._connection is None:
+            self.prepare()
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     # -- the port, on the event loop
@@ -153,7 +160,7 @@ class SqliteJournal:
         heapq.heappush(self._waiters, (seq, next(self._tickets), future))
         await future
 
-    def replay(self, after: int) -> Iterator[Entry]:
+    def replay(self, after: int) -> Iterator[Placed]:
         """See Journal."""
         return read_entries(self._opened.path, after, self._durable_seq, shared=self._connection is not None)
 
@@ -169,7 +176,9 @@ class SqliteJournal:
             self._closing = True
             self._wake.notify()
         if self._thread.ident:
-            await asyncio.to_thread(self._thread.join)
+            # Not joined in a thread of the loop's: those may all be busy.
+            await self._ended.wait()
+            self._thread.join()
         self._closed = True
         self._fail_waiters("the journal is closed")
         # After a failure this may fail too; what was acknowledged is safe already.
@@ -229,6 +238,8 @@ class SqliteJournal:
         except Exception as error:
             # Whatever it was: never tried again, see the port.
             self._loop.call_soon_threadsafe(self._fail, error)
+        finally:
+            self._loop.call_soon_threadsafe(self._ended.set)
 
     def _running_time(self) -> float:
         # Never back: by seq, rows only ever get younger, and a trim relies on it.
