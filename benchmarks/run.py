@@ -33,8 +33,8 @@ def main() -> None:
     if "--save" in sys.argv[1:]:
         KEPT.write_text(
             "# Benchmarks\n\nWhat `make bench ARGS=--save` printed, as it was measured, on"
-            f" {platform.system()} {platform.machine()}. Ratios compare within one run; absolute figures are"
-            " of that machine.\n\n```\n" + seen.getvalue().rstrip() + "\n```\n"
+            f" {platform.system()} {platform.machine()}.\nRatios compare within one run; absolute figures are"
+            " of that machine.\n\n```text\n" + seen.getvalue().rstrip() + "\n```\n"
         )
 
 
