@@ -142,6 +142,14 @@ def test_tiny_filters_keep_their_rate(capacity: int, error_rate: float, probes: 
     )
 
 
+def test_every_capacity_from_1_to_100_keeps_the_smallest_rate() -> None:
+    """At 1e-9, 50 million absent digests over all hundred sizes meet hardly a hit together."""
+    probes = 500_000
+    # 0.05 hits are expected of all together, 3 are allowed: a rate of 2e-7 throughout would give 10.
+    hits = sum(hits_of(BloomBody, planned(n, 1e-9), 1e-9, probes, 1) for n in range(1, 101))
+    assert hits <= poisson_most(100 * probes * 1e-9)
+
+
 @pytest.mark.parametrize(("bits", "capacity"), [(1024, 1), (1024, 20), (2048, 40)])
 def test_tiny_filters_would_lose_their_rate_at_the_formulas_size(bits: int, capacity: int) -> None:
     """The same measurement catches bodies that the formula, or its floor of 1024 bits, would make."""
