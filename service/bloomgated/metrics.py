@@ -7,7 +7,7 @@ metric, a series exists from its filter's creation, at zero, and goes with its f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -16,9 +16,11 @@ from prometheus_client.registry import Collector
 from bloomgate import __version__
 from bloomgated.catalog import Entry
 from bloomgated.gate import Gate
-from bloomgated.requests import count_bits
+from bloomgated.requests import Fill, measure
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
+
+T = TypeVar("T")
 
 CALL_BUCKETS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1, 2.5e-1, 5e-1, 1.0)
 COMMIT_BUCKETS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0)
@@ -101,13 +103,22 @@ _GAUGES: tuple[tuple[str, str, Callable[[Entry], float]], ...] = (
     ("bloomgate_filter_capacity", "Keys the filter is planned for.", lambda entry: entry.spec.capacity),
     ("bloomgate_filter_target_error_rate", "Error rate asked for.", lambda entry: entry.spec.error_rate),
     ("bloomgate_filter_generation", "Which body is current.", lambda entry: entry.generation),
-    ("bloomgate_filter_memory_bytes", "Bytes of the bodies.", lambda entry: entry.memory_bytes),
+)
+# The same of how full a filter is, which is measured once a filter and scrape.
+_FILL_GAUGES: tuple[tuple[str, str, Callable[[Fill], float]], ...] = (
+    ("bloomgate_filter_memory_bytes", "Bytes of the bodies.", lambda fill: fill.memory_bytes),
     (
         "bloomgate_filter_approximate_count",
         "Keys that were certainly new.",
-        lambda entry: entry.bloom.approximate_count if entry.bloom else 0,
+        lambda fill: fill.approximate_count,
     ),
-    ("bloomgate_filter_bits", "Bits of the bodies.", lambda entry: entry.bloom.bits if entry.bloom else 0),
+    ("bloomgate_filter_bits", "Bits of the bodies.", lambda fill: fill.bits),
+    ("bloomgate_filter_bits_set", "Set bits of the bodies.", lambda fill: fill.bits_set),
+    (
+        "bloomgate_filter_expected_error_rate",
+        "Error rate that the set bits give.",
+        lambda fill: fill.expected_error_rate,
+    ),
 )
 
 
@@ -120,11 +131,14 @@ class FilterCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Every family, with a sample per filter."""
         entries = list(self._gate.catalog)
+        by_name = [(entry.name, entry) for entry in entries]
         for name, text, value in _COUNTERS:
-            yield _family(CounterMetricFamily, name, text, entries, value)
+            yield _family(CounterMetricFamily, name, text, by_name, value)
         for name, text, value in _GAUGES:
-            yield _family(GaugeMetricFamily, name, text, entries, value)
-        yield from _fill(entries)
+            yield _family(GaugeMetricFamily, name, text, by_name, value)
+        fills = [(entry.name, measure(entry.bloom)) for entry in entries]
+        for name, text, of_fill in _FILL_GAUGES:
+            yield _family(GaugeMetricFamily, name, text, fills, of_fill)
         yield from _labelled(entries)
         yield from _snapshots(entries)
         journal = GaugeMetricFamily("bloomgate_journal_seq", "The last durable journal position.")
@@ -139,24 +153,12 @@ class FilterCollector(Collector):
 
 
 def _family(
-    kind: type[Any], name: str, text: str, entries: list[Entry], value: Callable[[Entry], float]
+    kind: type[Any], name: str, text: str, filters: Iterable[tuple[str, T]], value: Callable[[T], float]
 ) -> Metric:
     family: Metric = kind(name, text, labels=("filter",))
-    for entry in entries:
-        family.add_metric((entry.name,), value(entry))  # type: ignore[attr-defined]
+    for filter_name, of_filter in filters:
+        family.add_metric((filter_name,), value(of_filter))  # type: ignore[attr-defined]
     return family
-
-
-def _fill(entries: list[Entry]) -> Iterator[Metric]:
-    bits = GaugeMetricFamily("bloomgate_filter_bits_set", "Set bits of the bodies.", labels=("filter",))
-    rate = GaugeMetricFamily(
-        "bloomgate_filter_expected_error_rate", "Error rate that the set bits give.", labels=("filter",)
-    )
-    for entry in entries:
-        bits_set, error_rate = count_bits(entry.bloom)
-        bits.add_metric((entry.name,), sum(bits_set))
-        rate.add_metric((entry.name,), error_rate)
-    yield from (bits, rate)
 
 
 def _labelled(entries: list[Entry]) -> Iterator[Metric]:

@@ -102,9 +102,3 @@ def measure(bloom: BloomFilter | None) -> Fill:
     bodies = tuple(BodyFill(body.spec, body.count, body.bits_set) for body in bloom.bodies)
     # Last, so that Adds meanwhile never make it less than the certainly new keys.
     return Fill(bodies, bloom.added_count)
-
-
-def count_bits(bloom: BloomFilter | None) -> tuple[tuple[int, ...], float]:
-    """Set bits per body, and the error rate that these very numbers give. Any thread may ask."""
-    fill = measure(bloom)
-    return tuple(body.bits_set for body in fill.bodies), fill.expected_error_rate
