@@ -54,12 +54,37 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes_per_call: Annotated[int, Meta(ge=1, le=2**28)] = 16 << 20
     """Bytes of all keys or digests of one call together. gRPC's own limit is four times that, and a MiB."""
     concurrent_calls: Count = 1000
-    """Calls under way at once; beyond, calls are refused with a retry delay."""
+    """Unary calls under way at once; beyond, calls are refused with a retry delay. Health checks are not
+    counted."""
+    bytes_under_way: Bytes = 256 << 20
+    """Bytes of the requests of all unary calls under way; beyond, calls are refused with a retry delay. One
+    call alone is never refused for it."""
+    streams: Count = 1000
+    """Streams of one kind open at once: health watchers, and reflection."""
     filters: Count = 1000
     filter_bytes: Bytes = 1 << 30
     """Bytes of one filter's bodies together."""
     total_bytes: Bytes = 4 << 30
     """Bytes of all filters' bodies together."""
+
+
+class TlsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """TLS, on both ports. Files are PEM, and are read again when they change."""
+
+    cert: str = ""
+    """Path of the certificate and what leads to its root. Empty: no TLS."""
+    key: str = ""
+    """Path of its private key."""
+    client_ca: str = ""
+    """Path of the roots that callers' certificates are judged by. Empty: callers need none."""
+
+
+class AuthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who may do what."""
+
+    file: str = ""
+    """Path of the TOML file of tokens and certificate names with their roles, read again when it changes.
+    Empty: whoever can connect may do everything."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,6 +98,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain: Seconds = 10.0
     """Seconds that calls under way get to finish when the daemon stops."""
     log_level: Annotated[str, Meta(pattern=r"^(debug|info|warning|error)\Z")] = "info"
+    insecure: bool = False
+    """Whether an address that is not loopback may be bound without TLS and without knowing who calls."""
+    tls: TlsConfig = TlsConfig()
+    auth: AuthConfig = AuthConfig()
     journal: JournalConfig = JournalConfig()
     snapshot: SnapshotConfig = SnapshotConfig()
     limits: LimitsConfig = LimitsConfig()

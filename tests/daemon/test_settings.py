@@ -24,6 +24,11 @@ DEFAULTS = {
     "http": "127.0.0.1:9464",
     "drain": 10.0,
     "log_level": "info",
+    "insecure": False,
+    "tls.cert": "",
+    "tls.key": "",
+    "tls.client_ca": "",
+    "auth.file": "",
     "journal.retention": 900.0,
     "journal.max_queued_bytes": 64 << 20,
     "snapshot.interval": 300.0,
@@ -33,6 +38,8 @@ DEFAULTS = {
     "limits.bytes_per_key": 64 << 10,
     "limits.bytes_per_call": 16 << 20,
     "limits.concurrent_calls": 1000,
+    "limits.bytes_under_way": 256 << 20,
+    "limits.streams": 1000,
     "limits.filters": 1000,
     "limits.filter_bytes": 1 << 30,
     "limits.total_bytes": 4 << 30,
@@ -40,6 +47,7 @@ DEFAULTS = {
 # For each knob a value that is not its default, as text.
 OTHERS = {key: "1.5" if isinstance(value, float) else "77" for key, value in DEFAULTS.items()} | {
     "data_dir": "/somewhere", "listen": "[::1]:7", "http": "0.0.0.0:0", "log_level": "error",
+    "insecure": "true", "tls.cert": "/cert", "tls.key": "/key", "tls.client_ca": "/ca", "auth.file": "/auth",
 }  # fmt: skip
 
 
@@ -75,7 +83,7 @@ def test_a_knob_can_be_set_in_all_three_places(tmp_path: Path, key: str) -> None
     """With the same meaning; of two places the later one counts: file, environment, flag."""
     file = tmp_path / "bloomgated.toml"
     file.write_text(as_toml({key: OTHERS[key]}))
-    expected = type(DEFAULTS[key])(OTHERS[key])
+    expected = True if OTHERS[key] == "true" else type(DEFAULTS[key])(OTHERS[key])
     ways = ((file, {}, {}), (None, {variable(key): OTHERS[key]}, {}), (None, {}, {key: OTHERS[key]}))
     for way, source in zip(ways, (str(file), "environment", "flag"), strict=True):
         config, sources = settings.load(*way)

@@ -1,0 +1,1 @@
+"""What breaks, and how it ends: real processes, real files, real faults."""
