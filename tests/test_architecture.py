@@ -28,7 +28,7 @@ HOMES = {
     "aiohttp": ("bloomgated/web/",),
     "click": ("bloomgate/cli/", "bloomgated/main.py"),
     "rich": ("bloomgate/cli/",),
-    "msgspec": ("bloomgated/config.py",),
+    "msgspec": ("bloomgated/config.py", "bloomgated/access.py"),
 }
 INNER = ("gate", "catalog", "requests", "snapshotter")
 NOT_FOR_INNER = {

@@ -9,7 +9,7 @@ for a service of this name.)
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,7 +130,7 @@ def load(
     values: dict[str, Any] = {}
     sources = dict.fromkeys(sorted(known), "default")
     for name, given in (
-        (str(file), _from_file(file) if file else ()),
+        (str(file), _flatten(read_toml(file)) if file else ()),
         ("environment", _from_environment(environment)),
         ("flag", flags.items()),
     ):
@@ -144,9 +144,10 @@ def load(
     return config, sources
 
 
-def _from_file(file: Path) -> Iterable[tuple[str, Any]]:
+def read_toml(file: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises ConfigError with its path."""
     try:
-        return list(_flatten(tomllib.loads(file.read_text("utf-8"))))
+        return tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -232,10 +232,10 @@ class Gate:
             log.info("created filter %s", name)
             return await self._stats(entry), True
 
-    async def list(self) -> list[Stats]:
-        """Every filter, by name."""
+    async def list(self, shown: Callable[[str], bool] = lambda _name: True) -> list[Stats]:
+        """Every filter whose name is to be shown, by name."""
         _ = self.journal  # NotServing rather than an empty list
-        return [await self._stats(entry) for entry in self.catalog]
+        return [await self._stats(entry) for entry in self.catalog if shown(entry.name)]
 
     async def drop(self, name: str) -> None:
         """Drop a filter for good; once this returns its name is free."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bloomgate.v1 import admin_pb2 as pb
+from bloomgated.access import Principal
 from bloomgated.api import convert
-from bloomgated.api.interceptors import Context
+from bloomgated.api.auth import SEES
 from bloomgated.gate import Gate
 
 
@@ -14,22 +15,23 @@ class AdminService:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
-    async def CreateFilter(self, request: pb.CreateFilterRequest, _: Context) -> pb.CreateFilterResponse:  # noqa: N802
+    async def CreateFilter(self, request: pb.CreateFilterRequest, _: Principal) -> pb.CreateFilterResponse:  # noqa: N802
         """Create a filter, or find an equal one."""
         stats, created = await self._gate.create(request.name, convert.asked_of(request.spec))
         return pb.CreateFilterResponse(filter=convert.stats_message(stats), created=created)
 
-    async def ListFilters(self, _request: pb.ListFiltersRequest, _: Context) -> pb.ListFiltersResponse:  # noqa: N802
-        """Every filter, by name."""
-        return pb.ListFiltersResponse(filters=map(convert.stats_message, await self._gate.list()))
+    async def ListFilters(self, _: pb.ListFiltersRequest, caller: Principal) -> pb.ListFiltersResponse:  # noqa: N802
+        """Every filter that the caller may see, by name."""
+        found = await self._gate.list(lambda name: caller.may(SEES, name))
+        return pb.ListFiltersResponse(filters=map(convert.stats_message, found))
 
-    async def DropFilter(self, request: pb.DropFilterRequest, _: Context) -> pb.DropFilterResponse:  # noqa: N802
+    async def DropFilter(self, request: pb.DropFilterRequest, _: Principal) -> pb.DropFilterResponse:  # noqa: N802
         """Drop a filter for good."""
         await self._gate.drop(request.name)
         return pb.DropFilterResponse()
 
     async def SnapshotFilter(  # noqa: N802
-        self, request: pb.SnapshotFilterRequest, _: Context
+        self, request: pb.SnapshotFilterRequest, _: Principal
     ) -> pb.SnapshotFilterResponse:
         """Write a filter to disk now."""
         return pb.SnapshotFilterResponse(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bloomgate.v1 import filters_pb2 as pb
+from bloomgated.access import Principal
 from bloomgated.api import convert
-from bloomgated.api.interceptors import Context
 from bloomgated.gate import Gate
 
 _ANSWERS = {False: pb.ANSWER_DEFINITELY_NOT, True: pb.ANSWER_MAYBE}
@@ -16,29 +16,29 @@ class FilterService:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
-    async def Add(self, request: pb.AddRequest, _: Context) -> pb.AddResponse:  # noqa: N802
+    async def Add(self, request: pb.AddRequest, _: Principal) -> pb.AddResponse:  # noqa: N802
         """Add keys; answered once they are durable."""
         was_new, seq = await self._gate.add(request.filter, convert.keys_of(request, self._gate.limits))
         return pb.AddResponse(was_new=was_new, seq=seq)
 
-    async def MightContain(self, request: pb.MightContainRequest, _: Context) -> pb.MightContainResponse:  # noqa: N802
+    async def MightContain(self, request: pb.MightContainRequest, _: Principal) -> pb.MightContainResponse:  # noqa: N802
         """Ask for keys."""
         keys = convert.keys_of(request, self._gate.limits)
         answers, degraded = await self._gate.might_contain(request.filter, keys)
         return pb.MightContainResponse(answers=map(_ANSWERS.__getitem__, answers), degraded=degraded)
 
-    async def Stats(self, request: pb.StatsRequest, _: Context) -> pb.StatsResponse:  # noqa: N802
+    async def Stats(self, request: pb.StatsRequest, _: Principal) -> pb.StatsResponse:  # noqa: N802
         """What a filter is, how full it is and what it saved."""
         stats = convert.stats_message(await self._gate.stats(request.filter))
         return pb.StatsResponse(filter=stats, limits=convert.limits_message(self._gate.limits))
 
     async def ReportOutcomes(  # noqa: N802
-        self, request: pb.ReportOutcomesRequest, _: Context
+        self, request: pb.ReportOutcomesRequest, _: Principal
     ) -> pb.ReportOutcomesResponse:
         """Count what the authority said."""
         self._gate.report_outcomes(request.filter, request.found, request.not_found, request.false_no)
         return pb.ReportOutcomesResponse()
 
-    async def HashSpec(self, request: pb.HashSpecRequest, _: Context) -> pb.HashSpecResponse:  # noqa: N802
+    async def HashSpec(self, request: pb.HashSpecRequest, _: Principal) -> pb.HashSpecResponse:  # noqa: N802
         """How to make the filter's digests."""
         return convert.hash_spec_message(self._gate.hash_spec(request.filter))

@@ -1,4 +1,4 @@
-"""What every call passes, outermost first: observe, translate errors, bound, parse.
+"""What every call passes, outermost first: observe, translate errors, authenticate, bound, parse, authorize.
 
 They wrap the handlers when these are registered. grpc.aio's own interceptors would do the same work with a
 coroutine and a handler object more per interceptor and call, which is a measurable part of a unary call.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -18,7 +19,8 @@ from bloomgate import errors, wire
 from bloomgated.api.errors import RETRY_AFTER, translate
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Handler = Callable[[Any, Context], Awaitable[Any]]
+Handler = Callable[[Any, Any], Awaitable[Any]]
+"""A request and, outside ``authenticated``, the context; inside it, the Principal that calls."""
 Observer = Callable[[str, float], None]
 
 # By both forms in which grpc.aio gives back the code of an abort.
@@ -28,35 +30,51 @@ _CODE_NAMES: dict[object, str] = {
 
 
 class Bound:
-    """How many unary calls may be under way at once. Health checks do not pass here: they always answer."""
+    """How much may be under way at once. Health checks do not pass here: they always answer."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, what: str, most: int, most_bytes: int = 0) -> None:
+        """``what`` is under way, in the words of the message; ``most_bytes`` 0: any."""
+        self._what = what
+        self._most, self._most_bytes = most, most_bytes
         self._idle = asyncio.Event()
         self._idle.set()
-        self.under_way = 0
+        self.under_way = self.bytes = 0
+
+    @contextmanager
+    def hold(self, size: int = 0) -> Iterator[None]:
+        """Count one of ``size`` bytes as under way. Raises Overloaded where that would be too much."""
+        if self.under_way >= self._most:
+            raise errors.Overloaded(
+                RETRY_AFTER, f"{self._most} {self._what} are under way, the most there may be"
+            )
+        # One alone is always taken, or it could never be.
+        if self._most_bytes and self.under_way and self.bytes + size > self._most_bytes:
+            raise errors.Overloaded(
+                RETRY_AFTER,
+                f"{self._what} with {self.bytes} bytes are under way, {self._most_bytes} may be",
+            )
+        self.under_way += 1
+        self.bytes += size
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+            self.bytes -= size
+            if not self.under_way:
+                self._idle.set()
 
     def wrap(self, handler: Handler) -> Handler:
-        """``handler``, refused with Overloaded while too many calls are under way."""
+        """``handler`` of raw requests, refused with Overloaded while too much is under way."""
 
-        async def bounded(request: Any, context: Context) -> Any:
-            if self.under_way >= self._most:
-                raise errors.Overloaded(
-                    RETRY_AFTER, f"{self._most} calls are under way, the most there may be"
-                )
-            self.under_way += 1
-            self._idle.clear()
-            try:
-                return await handler(request, context)
-            finally:
-                self.under_way -= 1
-                if not self.under_way:
-                    self._idle.set()
+        async def bounded(data: Any, caller: Any) -> Any:
+            with self.hold(len(data)):
+                return await handler(data, caller)
 
         return bounded
 
     async def idle(self) -> None:
-        """Return once no call is under way."""
+        """Return once nothing is under way."""
         await self._idle.wait()
 
 
@@ -67,12 +85,12 @@ def parsed(handler: Handler, parse: Callable[[bytes], Any]) -> Handler:
     that wait before the first of them is judged.
     """
 
-    async def parsing(data: Any, context: Context) -> Any:
+    async def parsing(data: Any, caller: Any) -> Any:
         try:
             request = parse(data)
         except DecodeError:
             raise errors.InvalidRequest("request", "the request is not a message of this call") from None
-        return await handler(request, context)
+        return await handler(request, caller)
 
     return parsing
 
@@ -84,10 +102,15 @@ def translated(handler: Handler) -> Handler:
         try:
             return await handler(request, context)
         except Exception as raised:
-            code, message, details = wire.encode(translate(raised))
-        return await context.abort(code, message, trailing_metadata=((wire.DETAILS_KEY, details),))
+            return await refuse(context, raised)
 
     return translating
+
+
+async def refuse(context: Context, raised: Exception) -> None:
+    """End a call with the status, message and details of an exception."""
+    code, message, details = wire.encode(translate(raised))
+    await context.abort(code, message, trailing_metadata=((wire.DETAILS_KEY, details),))
 
 
 def observed(handler: Handler, started: Callable[[], None], handled: Observer) -> Handler:

@@ -12,7 +12,9 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from bloomgate.v1 import admin_pb2, filters_pb2
+from bloomgated.access import Access
 from bloomgated.api.admin import AdminService
+from bloomgated.api.auth import RULES, Doorkeeper, authorized
 from bloomgated.api.filters import FilterService
 from bloomgated.api.interceptors import Bound, Handler, observed, parsed, translated
 from bloomgated.api.streams import Health, Reflection
@@ -30,7 +32,16 @@ _NAMES = ("", _FILTERS.full_name, _ADMIN.full_name)
 class ApiServer:
     """Serves the gate over gRPC. Health says NOT_SERVING until ``set_serving(True)``."""
 
-    def __init__(self, gate: Gate, limits: LimitsConfig, metrics: CallMetrics) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        limits: LimitsConfig,
+        metrics: CallMetrics,
+        *,
+        access: Access | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        """``access`` None: whoever can connect may do everything. ``credentials`` None: no TLS."""
         # Above ours, which answers with a message that names it, but not far: gRPC's is what bounds a call's
         # memory before anybody has looked at it. A key takes up to five bytes beside its own.
         largest = min(limits.bytes_per_call + 5 * limits.keys_per_call + (1 << 20), 2**31 - 1)
@@ -42,12 +53,21 @@ class ApiServer:
                 # Clients may keep an idle connection alive with a ping every ten seconds.
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 9000),
+                # A caller whose machine is gone without a word holds its streams no longer than this.
+                ("grpc.keepalive_time_ms", 60_000),
+                ("grpc.keepalive_timeout_ms", 20_000),
             )
         )
-        self._bound = Bound(limits.concurrent_calls)
+        self._credentials = credentials
+        self._door = Doorkeeper(access)
+        self._bound = Bound("calls", limits.concurrent_calls, limits.bytes_under_way)
         self._metrics = metrics
-        self._health = Health(_NAMES)
-        self._reflection = Reflection((*_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME))
+        self._health = Health(_NAMES, Bound("health watchers", limits.streams))
+        self._reflection = Reflection(
+            (*_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME),
+            Bound("reflection streams", limits.streams),
+            self._door,
+        )
         for descriptor, service in ((_FILTERS, FilterService(gate)), (_ADMIN, AdminService(gate))):
             self._register(descriptor, service)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -57,11 +77,14 @@ class ApiServer:
         handlers = {}
         for method in descriptor.methods:
             handler: Handler = getattr(service, method.name)
+            rule = RULES[method.name]
             started, handled = self._metrics.of("unary", descriptor.full_name, method.name)
             request: Any = GetMessageClass(method.input_type)
             response: Any = GetMessageClass(method.output_type)
+            handler = self._bound.wrap(parsed(authorized(handler, rule), request.FromString))
+            handler = observed(translated(self._door.authenticated(handler, rule)), started, handled)
             handlers[method.name] = grpc.unary_unary_rpc_method_handler(
-                observed(translated(self._bound.wrap(parsed(handler, request.FromString))), started, handled),
+                handler,
                 response_serializer=response.SerializeToString,
             )
         generic = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
@@ -71,7 +94,10 @@ class ApiServer:
         """Bind exclusively and return the port. Raises AddressTaken."""
         address = join_address(host, port)
         try:
-            bound = self._server.add_insecure_port(address)
+            if self._credentials is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, self._credentials)
         except RuntimeError:
             bound = 0
         if not bound:

@@ -10,7 +10,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from bloomgated.api.interceptors import Context
+from bloomgate.errors import BloomgateError
+from bloomgated.api.auth import Doorkeeper
+from bloomgated.api.interceptors import Bound, Context, refuse
 
 _STOPPING = (grpc.StatusCode.UNAVAILABLE, "bloomgated is stopping")
 
@@ -22,8 +24,9 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     heard of NOT_SERVING before.
     """
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: tuple[str, ...], watchers: Bound) -> None:
         self._names = names
+        self._watchers = watchers
         self._status = health_pb2.HealthCheckResponse.NOT_SERVING
         self._ended = False
         self._news = asyncio.Event()
@@ -54,6 +57,13 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:  # noqa: N802
         """Send the status now and whenever it changes."""
+        try:
+            with self._watchers.hold():
+                await self._watch(request, context)
+        except BloomgateError as error:
+            await refuse(context, error)
+
+    async def _watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         told = None
         while True:
             known = request.service in self._names
@@ -68,10 +78,11 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
 
 class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defined,misc]
-    """The standard service."""
+    """The standard service, for those who are known."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: tuple[str, ...], streams: Bound, door: Doorkeeper) -> None:
         super().__init__(names)
+        self._streams, self._door = streams, door
         self._ended = asyncio.Event()
 
     def end(self) -> None:
@@ -82,8 +93,13 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-define
         self, requests: AsyncIterator[Any], context: Context
     ) -> AsyncIterator[Any]:
         """Answer requests until the caller has no more."""
-        async for reply in super().ServerReflectionInfo(self._until_ended(requests), context):
-            yield reply
+        try:
+            self._door.caller(context)
+            with self._streams.hold():
+                async for reply in super().ServerReflectionInfo(self._until_ended(requests), context):
+                    yield reply
+        except BloomgateError as error:
+            await refuse(context, error)
         if self._ended.is_set():
             await context.abort(*_STOPPING)
 

@@ -1,0 +1,98 @@
+"""Who calls, off what gRPC knows of a call, and what each method asks of them.
+
+Who it is, and whether it has the role on any filter at all, is judged before the request is counted or
+parsed; whether on this filter, before the gate hears of it, so that a refusal is the same whether the filter
+exists or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bloomgate.errors import NotAllowed
+from bloomgated.access import ANYONE, Access, Principal, Role
+from bloomgated.api.interceptors import Context, Handler
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One of ``roles`` on the filter that the request names in ``field``; "" names none, and any will do."""
+
+    roles: frozenset[Role]
+    field: str = "filter"
+
+
+_READ = frozenset((Role.READ, Role.REPLICA))
+_REPLICA = frozenset((Role.REPLICA,))
+_WRITE = frozenset((Role.WRITE,))
+_ADMIN = frozenset((Role.ADMIN,))
+SEES = _READ | _ADMIN
+"""Roles that see that a filter exists, and its stats."""
+
+RULES: Mapping[str, Rule] = {
+    "Add": Rule(_WRITE),
+    "MightContain": Rule(_READ),
+    "Stats": Rule(SEES),
+    "ReportOutcomes": Rule(_READ),
+    "HashSpec": Rule(_REPLICA),
+    "CreateFilter": Rule(_ADMIN, "name"),
+    "ListFilters": Rule(frozenset(Role), ""),
+    "DropFilter": Rule(_ADMIN, "name"),
+    "SnapshotFilter": Rule(_ADMIN, "name"),
+}
+"""By the method's name. A method that stands not here cannot be served."""
+
+
+class Doorkeeper:
+    """Finds out who calls. ``access`` None: nobody is asked, and whoever is there may do everything."""
+
+    def __init__(self, access: Access | None) -> None:
+        self._access = access
+
+    def caller(self, context: Context) -> Principal:
+        """Who calls. Raises NotAuthenticated, NotAllowed."""
+        if self._access is None:
+            return ANYONE
+        metadata = context.invocation_metadata() or ()
+        given = [str(value) for key, value in metadata if key == "authorization"]
+        names: list[str] = []
+        if not given:
+            proven: Mapping[str, Iterable[bytes]] = context.auth_context()
+            for key in ("x509_common_name", "x509_subject_alternative_name"):
+                names += [name.decode(errors="replace") for name in proven.get(key, ())]
+        return self._access.authenticate(given, names)
+
+    def authenticated(self, handler: Handler, rule: Rule) -> Handler:
+        """``handler``, given who calls; refused for whoever has none of the roles on any filter."""
+
+        async def authenticating(data: Any, context: Context) -> Any:
+            caller = self.caller(context)
+            if not caller.has(rule.roles):
+                raise _needs(rule.roles)
+            return await handler(data, caller)
+
+        return authenticating
+
+
+def authorized(handler: Handler, rule: Rule) -> Handler:
+    """``handler`` of parsed requests, refused for whoever may not do this to the filter that they name."""
+    if not rule.field:
+        return handler
+
+    async def authorizing(request: Any, caller: Principal) -> Any:
+        if caller is not ANYONE:
+            name = getattr(request, rule.field)
+            if not caller.may(rule.roles, name):
+                raise _needs(rule.roles)
+            # Digests are made with the seed, and tell of keys to whoever has it.
+            if getattr(request, "digests", b"") and not caller.may(_REPLICA, name):
+                raise _needs(_REPLICA)
+        return await handler(request, caller)
+
+    return authorizing
+
+
+def _needs(roles: frozenset[Role]) -> NotAllowed:
+    return NotAllowed(f"this filter needs the role {' or '.join(sorted(roles))}")
