@@ -24,9 +24,11 @@ import fnmatch
 import hashlib
 import hmac
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -80,6 +82,9 @@ class _Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: list[_Token] = []
     certificate: list[_Certificate] = []
+
+
+READERS = frozenset((Role.READ, Role.REPLICA))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +168,14 @@ class Access(Watched):
             raise NotAllowed("no entry names this certificate")
         raise NotAuthenticated
 
+    def sees_all(self, authorization: str | None, names: Iterable[str]) -> bool:
+        """Whether who calls so may read every filter, as what speaks of all of them at once demands."""
+        try:
+            caller = self.authenticate([] if authorization is None else [authorization], names)
+        except NotAllowed:
+            return False
+        return caller.may_all(READERS)
+
     def _of_token(self, authorization: Sequence[str]) -> Principal:
         scheme, _, token = authorization[0].partition(" ")
         found = _TOKEN.fullmatch(token.strip())
@@ -187,6 +200,33 @@ def new_token(name: str, roles: Sequence[Role], globs: Sequence[str]) -> tuple[s
     # JSON's texts and lists of texts are TOML's too.
     fields = {"id": token_id, "hash": hash_of(token), "name": name, "roles": roles, "filters": globs}
     return token, "[[token]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
+
+
+def append(file: Path, entry: str) -> None:
+    """Add an entry to an auth file, made if need be, which no reader sees half. Raises ConfigError."""
+    file = file.resolve()
+    try:
+        before = file.read_text("utf-8") if file.exists() else ""
+        if before:
+            _read(file)
+        aside = file.with_name(f"{file.name}.new")
+        aside.unlink(missing_ok=True)
+        with open(
+            aside, "x", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)
+        ) as new:
+            new.write(f"{before.rstrip()}\n\n{entry}" if before.strip() else entry)
+            if before:
+                # Whoever could read it still can.
+                known = file.stat()
+                os.fchmod(new.fileno(), known.st_mode & 0o777)
+                with suppress(PermissionError):
+                    os.fchown(new.fileno(), known.st_uid, known.st_gid)
+            new.flush()
+            os.fsync(new.fileno())
+        _read(aside)
+        aside.rename(file)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written ({error.strerror})") from None
 
 
 def _read(file: Path) -> _File:

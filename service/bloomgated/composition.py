@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bloomgated.access import Access
 from bloomgated.api.server import ApiServer
 from bloomgated.config import Config
 from bloomgated.gate import Gate
@@ -19,16 +20,31 @@ from bloomgated.web.server import WebServer
 
 
 def build(config: Config) -> Daemon:
-    """A daemon of these settings, not started. Call it on the event loop that it will run on."""
+    """A daemon of these settings, not started. Call it on the event loop that it will run on.
+
+    Raises ConfigError where what the settings name cannot be used, or where strangers could come in.
+    """
+    access = Access(Path(config.auth.file)) if config.auth.file else None
+    watched = [access] if access is not None else []
     gate = Gate(config.limits)
-    metrics = DaemonMetrics(gate)
+    metrics = DaemonMetrics(gate, watched=watched)
     readiness = Readiness()
     return Daemon(
         config,
         gate,
-        api=ApiServer(gate, config.limits, metrics.calls),
-        web=WebServer(metrics.registry, lambda: readiness.reason),
+        api=ApiServer(
+            gate,
+            config.limits,
+            metrics.calls,
+            access=access,
+        ),
+        web=WebServer(
+            metrics.registry,
+            lambda: readiness.reason,
+        ),
         readiness=readiness,
+        watched=watched,
+        exposed=(),
         open_storage=lambda: open_storage(config),
         on_commit=metrics.journal.committed,
     )

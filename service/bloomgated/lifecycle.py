@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,12 +27,15 @@ from bloomgated.storage.directory import DirectoryLock
 from bloomgated.storage.recovery import Recovered
 from bloomgated.storage.snapshots import SnapshotStore
 from bloomgated.storage.sqlite import SqliteJournal
+from bloomgated.watched import Watched
 from bloomgated.web.server import WebServer
 
 log = logging.getLogger(__name__)
 
 EXIT_JOURNAL_FAILED = 3
 EXIT_FORCED = 4
+# Seconds between looks at certificates and tokens; SIGHUP looks at once.
+RELOAD_EVERY = 1.0
 
 
 @dataclass(slots=True)
@@ -62,14 +65,21 @@ class Daemon:
         api: ApiServer,
         web: WebServer,
         readiness: Readiness,
+        watched: Sequence[Watched],
+        exposed: Sequence[str],
         open_storage: Callable[[], Storage],
         on_commit: Callable[[float, int], None],
     ) -> None:
-        """``open_storage`` blocks; ``on_commit`` gets seconds and records of each group commit."""
+        """``watched`` is read again when it changes; ``exposed`` are listeners that strangers can reach.
+
+        ``open_storage`` blocks; ``on_commit`` gets seconds and records of each group commit.
+        """
         self._config, self._gate, self._api, self._web = config, gate, api, web
         self._readiness, self._open_storage, self._on_commit = readiness, open_storage, on_commit
         self._journal: SqliteJournal | None = None
+        self._watched, self._exposed = watched, exposed
         self._stop = asyncio.Event()
+        self._look = asyncio.Event()
         self._signals = 0
         self._tending: asyncio.Future[None] | None = None
         self._exit_code = 0
@@ -79,10 +89,12 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._look.set)
         directory = Path(self._config.data_dir)
         lock = DirectoryLock(directory)
         try:
             grpc_address, http_address = await self._listen()
+            watching = asyncio.ensure_future(self._watch())
             try:
                 opening = asyncio.ensure_future(self._open())
                 stopping = asyncio.ensure_future(self._stop.wait())
@@ -102,6 +114,7 @@ class Daemon:
                     )
                     await self._serve(stopping)
             finally:
+                watching.cancel()
                 await self._drain()
         finally:
             lock.release()
@@ -113,7 +126,18 @@ class Daemon:
         port = self._api.bind(host, port)
         http_port = await self._web.start(http_host, http_port)
         await self._api.start()
+        for listener in self._exposed:
+            log.warning("insecure: strangers can reach %s, and nobody asks who they are", listener)
         return join_address(host, port), join_address(http_host, http_port)
+
+    async def _watch(self) -> None:
+        """Read certificates and tokens again when they change, until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), RELOAD_EVERY)
+            self._look.clear()
+            for each in self._watched:
+                await asyncio.to_thread(each.reload_if_changed)
 
     async def _open(self) -> None:
         """Recover, off the loop: health must answer NOT_SERVING meanwhile."""

@@ -23,6 +23,7 @@ def _options(command: Any) -> Any:
         click.option("--http", help="HOST:PORT of /metrics, /livez and /readyz."),
         click.option("--listen", help="HOST:PORT of gRPC; port 0 picks a free one."),
         click.option("--data-dir", help="Where the journal and the snapshots are."),
+        click.option("--insecure", is_flag=True, help="Bind other addresses than loopback without TLS."),
         click.option("--config", "file", type=click.Path(path_type=Path), help="A TOML file of settings."),
     ):
         command = option(command)
@@ -30,9 +31,14 @@ def _options(command: Any) -> Any:
 
 
 def _load(
-    file: Path | None, data_dir: str | None, listen: str | None, http: str | None, pairs: tuple[str, ...]
+    file: Path | None,
+    data_dir: str | None,
+    listen: str | None,
+    http: str | None,
+    insecure: bool,
+    pairs: tuple[str, ...],
 ) -> tuple[settings.Config, dict[str, str]]:
-    flags = {"data_dir": data_dir, "listen": listen, "http": http}
+    flags = {"data_dir": data_dir, "listen": listen, "http": http, "insecure": insecure or None}
     given: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -91,6 +97,41 @@ def show_config(**flags: Any) -> None:
     """Print the effective settings as TOML, each with the source of its value."""
     config, sources = _load(**flags)
     click.echo(settings.to_toml(config, sources), nl=False)
+
+
+@cli.group()
+def token() -> None:
+    """Make tokens for callers."""
+
+
+@token.command("new")
+@click.argument("name")
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    required=True,
+    type=click.Choice(["read", "replica", "write", "admin"]),
+    help="What it may do; can be repeated.",
+)
+@click.option(
+    "--filter", "globs", multiple=True, required=True, help="Name or glob of filters; can be repeated."
+)
+@click.option("--file", type=click.Path(path_type=Path), help="The auth file to add it to; made if need be.")
+def new_token(name: str, roles: tuple[str, ...], globs: tuple[str, ...], file: Path | None) -> None:
+    """Make a token called NAME, which is printed on stdout this once.
+
+    Its entry, with the token's hash, goes into the auth file, or to stderr without one. A daemon that uses
+    the file takes the token within a second.
+    """
+    from bloomgated import access
+
+    made, entry = access.new_token(name, [access.Role(role) for role in roles], globs)
+    if file is None:
+        click.echo(entry, nl=False, err=True)
+    else:
+        access.append(file, entry)
+    click.echo(made)
 
 
 def main() -> None:

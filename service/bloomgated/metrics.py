@@ -6,10 +6,11 @@ metric, a series exists from its filter's creation, at zero, and goes with its f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -17,6 +18,7 @@ from bloomgate import __version__
 from bloomgated.catalog import Entry
 from bloomgated.gate import Gate
 from bloomgated.requests import Fill, measure
+from bloomgated.watched import Watched
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -83,8 +85,21 @@ class JournalMetrics:
 class DaemonMetrics:
     """All of them, in one registry."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, *, exposed: Sequence[str] = (), watched: Sequence[Watched] = ()) -> None:
+        """``exposed``: the listeners that strangers can reach; ``watched``: what is read again."""
         self.registry = CollectorRegistry()
+        insecure = Gauge(
+            "bloomgate_insecure", "Whether strangers can reach a listener.", ("listener",),
+            registry=self.registry,
+        )  # fmt: skip
+        for listener in ("grpc", "http"):
+            insecure.labels(listener).set(listener in exposed)
+        stale = Gauge(
+            "bloomgate_reload_failed", "Whether changed files could not be read again.", ("files",),
+            registry=self.registry,
+        )  # fmt: skip
+        for each in watched:
+            stale.labels(each.what).set_function(partial(getattr, each, "failed"))
         self.registry.register(FilterCollector(gate))
         self.calls = CallMetrics(self.registry)
         self.journal = JournalMetrics(self.registry)

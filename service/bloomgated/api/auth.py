@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bloomgate.errors import NotAllowed
-from bloomgated.access import ANYONE, Access, Principal, Role
+from bloomgated.access import ANYONE, READERS, Access, Principal, Role
 from bloomgated.api.interceptors import Context, Handler
 
 
@@ -24,18 +24,17 @@ class Rule:
     field: str = "filter"
 
 
-_READ = frozenset((Role.READ, Role.REPLICA))
 _REPLICA = frozenset((Role.REPLICA,))
 _WRITE = frozenset((Role.WRITE,))
 _ADMIN = frozenset((Role.ADMIN,))
-SEES = _READ | _ADMIN
+SEES = READERS | _ADMIN
 """Roles that see that a filter exists, and its stats."""
 
 RULES: Mapping[str, Rule] = {
     "Add": Rule(_WRITE),
-    "MightContain": Rule(_READ),
+    "MightContain": Rule(READERS),
     "Stats": Rule(SEES),
-    "ReportOutcomes": Rule(_READ),
+    "ReportOutcomes": Rule(READERS),
     "HashSpec": Rule(_REPLICA),
     "CreateFilter": Rule(_ADMIN, "name"),
     "ListFilters": Rule(frozenset(Role), ""),
