@@ -10,30 +10,25 @@ Both clients run this code (see ``steps``). Two rules stand above everything els
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from bloomgate import transport
-from bloomgate.errors import BloomgateError, LimitExceeded, StaleHashId
-from bloomgate.filters import DIGEST_BYTES, Hasher, InvalidKey, Key, ParameterError, encode_key
-from bloomgate.options import ClientOptions
-from bloomgate.processes import OfProcess
+from bloomgate.chunks import KEY_ERRORS, Chunks, encode_valid, listed
+from bloomgate.errors import BloomgateError, LimitExceeded, NotAllowed, NotAuthenticated, StaleHashId
+from bloomgate.fallbacks import FallbackLog
+from bloomgate.filters import DIGEST_BYTES, Hasher, Key, ParameterError, encode_key
 from bloomgate.replies import Result, read_answers, read_hash_spec, read_was_new
 from bloomgate.session import Session
 from bloomgate.stats import FilterStats, read_stats
-from bloomgate.steps import Deadline, Retry, Steps, T
+from bloomgate.steps import Deadline, Retry, Steps
 from bloomgate.transport import Method, R
 from bloomgate.v1 import filters_pb2 as pb
 
 D = TypeVar("D", pb.AddRequest, pb.MightContainRequest)
 
-_log = logging.getLogger("bloomgate")
-
 # What a request of digests holds besides them: the filter's name, the hash id, and tags.
 _REQUEST_BYTES = 256
-_KEY_ERRORS = (InvalidKey, TypeError)
 
 
 class FilterCalls:
@@ -46,7 +41,9 @@ class FilterCalls:
         self._clock = session.options.clock
         self._metrics = session.metrics.of_filter(name)
         self._hasher: Hasher | None = None
-        self._fallbacks = _FallbackLog(name, session.options)
+        self._by_key = False
+        """Whether keys are sent as they are: the daemon refused this caller the hash spec."""
+        self._fallbacks = FallbackLog(name, session.options)
         self.count_lost_outcomes = self._metrics.count_lost_outcomes
 
     # -- checks
@@ -75,19 +72,19 @@ class FilterCalls:
         deadline = Deadline(self._clock, self._check_budget(len(keys)))
         results: list[Result] = []
         try:
-            chunks = _Chunks(keys, (yield from self._keys_per_call(self._session.checks, deadline)))
+            chunks = Chunks(keys, (yield from self._keys_per_call(keys, self._session.checks, deadline)))
         except Exception as error:
             results = self._fall_back(error, len(keys))
         else:
             for chunk in chunks:
-                encoded, invalid = _encode_valid(chunk)
+                encoded, invalid = encode_valid(chunk)
                 # A share of the budget: a chunk that hangs leaves the others theirs.
                 share = deadline.within(self._check_budget(len(chunk)))
                 try:
                     try:
                         answers = yield from self._check_chunk(encoded, share)
                     except LimitExceeded as error:
-                        yield from self._split_again(chunks, error, self._session.checks, share)
+                        yield from self._split_again(chunks, keys, error, self._session.checks, share)
                         continue
                 except Exception as error:
                     answers = self._fall_back(error, len(encoded))
@@ -103,9 +100,7 @@ class FilterCalls:
     def _check_chunk(self, encoded: Sequence[bytes], deadline: Deadline) -> Steps[list[Result]]:
         if not encoded:
             return []
-        reply = yield from self._send_digests(
-            transport.MIGHT_CONTAIN, encoded, self._session.checks, deadline
-        )
+        reply = yield from self._send(transport.MIGHT_CONTAIN, encoded, self._session.checks, deadline)
         results = read_answers(reply, len(encoded))
         self._count(results, reply.degraded)
         return results
@@ -125,7 +120,7 @@ class FilterCalls:
         if isinstance(error, BloomgateError):
             reason = error.reason.lower()
         else:
-            reason = "invalid_key" if isinstance(error, _KEY_ERRORS) else "unexpected"
+            reason = "invalid_key" if isinstance(error, KEY_ERRORS) else "unexpected"
         self._metrics.count_fallback(reason, keys)
         if self._options.on_error == "raise":
             raise error
@@ -152,13 +147,13 @@ class FilterCalls:
         deadline = Deadline(self._clock, self._add_budget(len(encoded)))
         adds = self._session.adds
         yield from self._check_key_bytes(max(map(len, encoded)), adds, deadline)
-        chunks = _Chunks(encoded, (yield from self._keys_per_call(adds, deadline)))
+        chunks = Chunks(encoded, (yield from self._keys_per_call(encoded, adds, deadline)))
         was_new: list[bool] = []
         for chunk in chunks:
             try:
-                reply = yield from self._send_digests(transport.ADD, chunk, adds, deadline)
+                reply = yield from self._send(transport.ADD, chunk, adds, deadline)
             except LimitExceeded as error:
-                yield from self._split_again(chunks, error, adds, deadline)
+                yield from self._split_again(chunks, encoded, error, adds, deadline)
             else:
                 was_new += read_was_new(reply, len(chunk))
         return was_new
@@ -171,7 +166,7 @@ class FilterCalls:
         known = self._session.limits
         if known is None or 0 < known.bytes_per_key < longest:
             # Known limits may be those of a daemon that was restarted with others since.
-            known = (yield from self._read_stats(retry, deadline)).limits
+            known = yield from self._read_limits(retry, deadline)
         if 0 < known.bytes_per_key < longest:
             raise LimitExceeded("bytes_per_key", longest, known.bytes_per_key)
 
@@ -202,28 +197,63 @@ class FilterCalls:
         self._session.limits = reply.limits
         return reply
 
-    def _keys_per_call(self, retry: Retry, deadline: Deadline) -> Steps[int]:
-        """How many digests fit one call. A limit of 0 is one that the daemon did not name."""
+    def _read_limits(
+        self, retry: Retry, deadline: Deadline, refused: LimitExceeded | None = None
+    ) -> Steps[pb.Limits]:
+        """The daemon's limits; where this caller may not read them, what the last refusal told of them."""
+        try:
+            return (yield from self._read_stats(retry, deadline)).limits
+        except NotAuthenticated:
+            raise
+        except NotAllowed:
+            limits = pb.Limits()
+            if refused is not None and refused.limit in limits.DESCRIPTOR.fields_by_name:
+                setattr(limits, refused.limit, refused.allowed)
+            self._session.limits = limits
+            return limits
+
+    def _keys_per_call(self, keys: Sequence[Key], retry: Retry, deadline: Deadline) -> Steps[int]:
+        """How many of these keys fit one call. A limit of 0 is one that the daemon did not name."""
         limits = self._session.limits
         if limits is None:
-            limits = (yield from self._read_stats(retry, deadline)).limits
+            limits = yield from self._read_limits(retry, deadline)
+        yield from self._learn_hasher(retry, deadline)
         size = self._options.keys_per_call
         if limits.keys_per_call:
             size = min(size, limits.keys_per_call)
         if limits.bytes_per_call:
-            size = min(size, (limits.bytes_per_call - _REQUEST_BYTES) // DIGEST_BYTES)
+            each = max(map(_most_bytes, keys)) if self._by_key else DIGEST_BYTES
+            size = min(size, (limits.bytes_per_call - _REQUEST_BYTES) // max(1, each))
         return max(1, size)
 
     def _split_again(
-        self, chunks: _Chunks[Any], error: LimitExceeded, retry: Retry, deadline: Deadline
+        self,
+        chunks: Chunks[Any],
+        keys: Sequence[Key],
+        error: LimitExceeded,
+        retry: Retry,
+        deadline: Deadline,
     ) -> Steps[None]:
         """Take a refused chunk back and go on in smaller ones; raises ``error`` if there are no such.
 
         The daemon may allow less than it did when its limits were read: it was restarted since.
         """
         self._session.limits = None
-        if chunks.taken_back or not chunks.take_back((yield from self._keys_per_call(retry, deadline))):
+        if chunks.taken_back:
             raise error
+        yield from self._read_limits(retry, deadline, error)
+        if not chunks.take_back((yield from self._keys_per_call(keys, retry, deadline))):
+            raise error
+
+    def _learn_hasher(self, retry: Retry, deadline: Deadline) -> Steps[None]:
+        """Read how the filter hashes, or find that this caller must not know and sends keys."""
+        if self._hasher is None and not self._by_key:
+            try:
+                yield from self._read_hasher(retry, deadline)
+            except NotAuthenticated:
+                raise
+            except NotAllowed:
+                self._by_key = True
 
     def _read_hasher(self, retry: Retry, deadline: Deadline) -> Steps[Hasher]:
         if self._hasher is None:
@@ -232,10 +262,12 @@ class FilterCalls:
             self._hasher = read_hash_spec(reply)
         return self._hasher
 
-    def _send_digests(
+    def _send(
         self, method: Method[D, R], encoded: Sequence[bytes], retry: Retry, deadline: Deadline
     ) -> Steps[R]:
         """Hash keys and send their digests; if the filter hashes otherwise by now, read how and send anew."""
+        if self._by_key:
+            return (yield from retry.call(method, method.request(filter=self.name, keys=encoded), deadline))
         stale_before = False
         while True:
             hasher = yield from self._read_hasher(retry, deadline)
@@ -254,74 +286,7 @@ class FilterCalls:
                 return reply
 
 
-def listed(keys: Iterable[Key]) -> list[Key]:
-    if isinstance(keys, str | bytes):
-        raise TypeError("keys is an iterable of keys, not one key")
-    return list(keys)
-
-
-class _Chunks(Generic[T]):
-    """Keys in parts of ``size``, the last of which can be taken back once, to be cut smaller."""
-
-    def __init__(self, keys: list[T], size: int) -> None:
-        self._keys = keys
-        self._size = size
-        self._start = self._next = 0
-        self.taken_back = False
-
-    def __iter__(self) -> Iterator[list[T]]:
-        while self._next < len(self._keys):
-            self._start, self._next = self._next, self._next + self._size
-            yield self._keys[self._start : self._next]
-
-    def take_back(self, size: int) -> bool:
-        """Go on before the last part, in parts of ``size``. False: that is no smaller than it was."""
-        if size >= min(self._next, len(self._keys)) - self._start:
-            return False
-        self.taken_back = True
-        self._next, self._size = self._start, size
-        return True
-
-
-def _encode_valid(chunk: Sequence[Key]) -> tuple[list[bytes], list[tuple[int, Exception]]]:
-    """The chunk's keys encoded, and the place and error of each that cannot be a key."""
-    encoded: list[bytes] = []
-    invalid: list[tuple[int, Exception]] = []
-    for place, key in enumerate(chunk):
-        try:
-            encoded.append(encode_key(key))
-        except _KEY_ERRORS as error:
-            invalid.append((place, error))
-    return encoded, invalid
-
-
-class _FallbackLog:
-    """Says that a filter's checks fall back: at most once in a while, and never with a key."""
-
-    def __init__(self, name: str, options: ClientOptions) -> None:
-        self._name = name
-        self._clock = options.clock
-        self._interval = options.warn_interval
-        self._next = float("-inf")
-        self._keys = 0
-        # A process's own: a child would wait for ever for one that its parent held at the fork.
-        self._lock = OfProcess(threading.Lock)
-
-    def note(self, reason: str, error: Exception, keys: int) -> None:
-        """Note ``keys`` checks that fell back."""
-        now = self._clock()
-        with self._lock.get():
-            self._keys += keys
-            if now < self._next:
-                return
-            self._next = now + self._interval
-            keys, self._keys = self._keys, 0
-        # The text of an error that is not ours may hold a key.
-        detail = str(error) if isinstance(error, BloomgateError) else type(error).__name__
-        _log.warning(
-            "checks of filter %s answered maybe without an answer from the daemon: %d keys, last %s (%s)",
-            self._name,
-            keys,
-            reason,
-            detail,
-        )
+def _most_bytes(key: Key) -> int:
+    """What a key takes in a request at most: a character is four bytes of UTF-8 at most, a tag and length
+    six. A value that is no key takes nothing."""
+    return len(key) * (4 if isinstance(key, str) else 1) + 6 if isinstance(key, str | bytes) else 0

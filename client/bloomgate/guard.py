@@ -12,7 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, ParamSpec, TypeVar
 
-from bloomgate.calls import FilterCalls, listed
+from bloomgate.calls import FilterCalls
+from bloomgate.chunks import listed
 from bloomgate.filters import Key, ParameterError
 from bloomgate.options import ClientOptions
 from bloomgate.outcomes import AsyncOutcomes, Outcomes

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from bloomgate import Backoff, BloomFilter, ClientOptions, HashScheme, InvalidKey
-from bloomgate.calls import _FallbackLog
 from bloomgate.errors import (
     ERRORS,
     BloomgateError,
@@ -25,6 +24,7 @@ from bloomgate.errors import (
     StaleHashId,
     Unavailable,
 )
+from bloomgate.fallbacks import FallbackLog
 from bloomgate.testing import FakeGate
 from bloomgate.v1 import filters_pb2 as pb
 
@@ -481,7 +481,7 @@ def test_threads_that_fall_back_together_lose_no_count(caplog: pytest.LogCapture
             self.now += 0.25
             return self.now
 
-    log = _FallbackLog("fruit", ClientOptions(clock=Racing(), warn_interval=1.0))
+    log = FallbackLog("fruit", ClientOptions(clock=Racing(), warn_interval=1.0))
 
     def note() -> None:
         for _ in range(500):

@@ -51,13 +51,21 @@ on_full_option = click.option(
 def connect(context: click.Context, *, patience: float = PATIENCE, batch: int = BATCH) -> Client:
     """A client of the daemon that was named; it closes with the command. ``patience`` in seconds."""
     from bloomgate.client import Client
+    from bloomgate.endpoint import Tls
     from bloomgate.options import ClientOptions
 
     target = context.meta.get("target") or os.environ.get("BLOOMGATE_TARGET") or DEFAULT_TARGET
     options = ClientOptions(
         on_error="raise", check_timeout=patience, admin_timeout=patience, keys_per_call=batch
     )
-    return context.with_resource(Client(target, options=options))
+    given = context.find_root().params
+    token = os.environ.get("BLOOMGATE_TOKEN") or None
+    if given["token_file"]:
+        with open(given["token_file"], encoding="utf-8") as file:
+            token = file.read().strip()
+    files = {name: given[name] for name in ("ca", "cert", "key")}
+    tls = Tls(**files) if given["tls"] or any(files.values()) else None
+    return context.with_resource(Client(target, token=token, tls=tls, options=options))
 
 
 def say(text: str) -> None:
@@ -75,8 +83,19 @@ def opened(context: click.Context, file: str) -> BinaryIO:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="bloomgate")
 @target_option
-def cli() -> None:
-    """Ask a Bloom filter before you ask the database."""
+@click.option(
+    "--token-file", metavar="FILE", envvar="BLOOMGATE_TOKEN_FILE", help="A token; else BLOOMGATE_TOKEN."
+)
+@click.option("--tls", is_flag=True, envvar="BLOOMGATE_TLS", help="Encrypt, trusting the usual roots.")
+@click.option("--ca", metavar="FILE", envvar="BLOOMGATE_CA", help="Encrypt, trusting these roots alone.")
+@click.option("--cert", metavar="FILE", envvar="BLOOMGATE_CERT", help="The certificate to show.")
+@click.option("--key", metavar="FILE", envvar="BLOOMGATE_KEY", help="Its private key.")
+def cli(**_: Any) -> None:
+    """Ask a Bloom filter before you ask the database.
+
+    A token and certificates are options of this command, before the subcommand; all can be set in the
+    environment too, as BLOOMGATE_TOKEN_FILE, BLOOMGATE_CA and so on.
+    """
 
 
 @cli.command()
