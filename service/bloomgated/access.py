@@ -236,6 +236,9 @@ def _read(file: Path) -> _File:
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at ")
         raise ConfigError(f"{file}: {path.strip('`').removeprefix('$.') or 'the file'}: {reason}") from None
+    if not entries.token and not entries.certificate:
+        # More likely cut than meant: nobody could come in.
+        raise ConfigError(f"{file}: names nobody; `bloomgated token new` makes an entry")
     ids = [each.id for each in entries.token]
     if twice := {each for each in ids if ids.count(each) > 1}:
         raise ConfigError(f"{file}: token id {min(twice)} stands there twice")

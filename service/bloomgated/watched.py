@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from bloomgated.errors import ConfigError
+
+# Seconds that files must have stood still before they are read again.
+SETTLE = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +41,10 @@ class Watched(ABC):
         """Read them again if they changed since; blocks, does not raise. Returns whether it read them."""
         stamp = self._stamp()
         if stamp == self._seen:
+            return False
+        # Whoever writes in place cuts first: what is half there is left for the next look.
+        time.sleep(SETTLE)
+        if self._stamp() != stamp:
             return False
         try:
             self.read()

@@ -267,7 +267,7 @@ def test_the_auth_file_is_read_again_when_it_changes(tmp_path: Path, start_daemo
             return True
 
     assert known(old)
-    for wrong in ("token = 7\n", "[[token]]\nid = 'x'\n", "\x00", None):
+    for wrong in ("token = 7\n", "[[token]]\nid = 'x'\n", "\x00", "", None):
         before = daemon.log().count("stays in force")
         if wrong is None:
             file.unlink()
@@ -304,6 +304,7 @@ def test_sighup_reads_at_once_and_ends_nothing(tmp_path: Path, start_daemon: Any
         ("[[token]]\n", "token[0]: Object missing required field `id`"),
         ("tokens = []\n", "the file: Object contains unknown field `tokens`"),
         ("x = [\n", "not TOML"),
+        ("", "names nobody"),
         (
             '[[certificate]]\nname = "a"\nroles = ["root"]\nfilters = ["*"]\n',
             "certificate[0].roles[0]: Invalid",
