@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test serve check fix proto bench pins clean
+.PHONY: help demo test serve check fix proto bench reliability pins clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run ## do the main job on a real list; KEEP=1 leaves the daemon up
 	@$(BIN)/bloomgate demo $(if $(filter-out 0,$(KEEP)),--keep)
@@ -35,6 +35,9 @@ proto: $(VENV)/.venv ## regenerate the stubs in client/bloomgate/v1
 
 bench: $(VENV)/.bench ## measure against peers, side by side in one run
 	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+reliability: $(VENV)/.dev ## break everything at length, and print the table; ARGS=--save keeps it
+	@$(BIN)/python tests/support/reliability.py $(ARGS)
 
 pins: $(VENV)/.dev ## pin the newest versions that fit, with hashes
 	$(PIP) install --quiet uv
