@@ -70,7 +70,8 @@ def test_a_file_that_is_being_written_is_left_for_the_next_look(
 
     def meanwhile(_: float) -> None:
         for file in files:
-            file.write_text("whole")
+            if not file.read_text():
+                file.write_text("whole")
 
     monkeypatch.setattr(watched.time, "sleep", meanwhile)
     assert not note.reload_if_changed()
