@@ -19,8 +19,8 @@ RUN groupadd --gid 10001 bloomgate \
  && python3 -m pip uninstall --yes --quiet --root-user-action=ignore pip
 COPY --from=build /opt/bloomgate /opt/bloomgate
 
-# The daemon has no authentication and no TLS in this version, and in a container it listens on every
-# interface: publish its ports to 127.0.0.1 or to a private network only, as docker-compose.yml does.
+# In a container it listens on every interface, so it starts only with TLS and tokens or client certificates, as in
+# docker-compose.yml; or with BLOOMGATED__INSECURE=true, if whoever can reach it may do everything.
 ENV PATH=/opt/bloomgate/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
@@ -31,7 +31,7 @@ USER 10001:10001
 VOLUME ["/var/lib/bloomgate"]
 EXPOSE 50051 9464
 STOPSIGNAL SIGTERM
-# Asks gRPC health on the port of the environment above. Recovering large filters takes a while: within the
+# Asks /readyz on the port of the environment above. Recovering large filters takes a while: within the
 # start period a failure does not count.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["bloomgated", "healthcheck"]
 ENTRYPOINT ["bloomgated"]

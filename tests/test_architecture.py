@@ -26,11 +26,11 @@ HOMES = {
     "prometheus_client": ("bloomgated/metrics.py", "bloomgated/web/", "bloomgate/metrics.py"),
     "sqlite3": ("bloomgated/storage/", "bloomgate/cli/world.py"),
     "aiohttp": ("bloomgated/web/",),
-    "click": ("bloomgate/cli/", "bloomgated/main.py"),
+    "click": ("bloomgate/cli/", "bloomgated/main.py", "bloomgated/commands.py"),
     "rich": ("bloomgate/cli/",),
     "msgspec": ("bloomgated/config.py", "bloomgated/access.py"),
 }
-INNER = ("gate", "catalog", "requests", "snapshotter")
+INNER = ("gate", "catalog", "requests", "room", "snapshotter", "access", "watched")
 NOT_FOR_INNER = {
     "grpc",
     "sqlite3",

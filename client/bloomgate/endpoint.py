@@ -83,6 +83,9 @@ def _channel_options(options: ClientOptions) -> list[tuple[str, Any]]:
     return [
         ("grpc.keepalive_time_ms", int(options.keepalive_time * 1000)),
         ("grpc.keepalive_timeout_ms", int(options.keepalive_timeout * 1000)),
+        # A ping that gRPC sends for its own purposes holds the keepalive's back until it is answered: for a
+        # minute, unless told otherwise.
+        ("grpc.http2.ping_timeout_ms", int(options.keepalive_timeout * 1000)),
         ("grpc.initial_reconnect_backoff_ms", min(100, int(options.reconnect_most * 1000))),
         ("grpc.min_reconnect_backoff_ms", int(options.reconnect_most * 1000)),
         ("grpc.max_reconnect_backoff_ms", int(options.reconnect_most * 1000)),

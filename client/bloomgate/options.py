@@ -90,7 +90,7 @@ class ClientOptions:
     """A filter's fallbacks are logged at most this often."""
 
     keepalive_time: float = 60.0
-    """An idle connection is probed after this long, while a call waits on it."""
+    """An idle connection is probed after this long, while a call waits on it; at least 10."""
     keepalive_timeout: float = 5.0
     """A connection on which nothing is acknowledged for this long is given up."""
     reconnect_most: float = 1.0
@@ -110,11 +110,12 @@ class ClientOptions:
             "add_attempt_timeout",
             "admin_timeout",
             "report_timeout",
-            "keepalive_time",
             "keepalive_timeout",
             "reconnect_most",
         ):
             _check_number(name, getattr(self, name), above=0.0)
+        # The daemon ends connections that are probed more often than every nine seconds.
+        _check_number("keepalive_time", self.keepalive_time, least=10.0)
         for name in ("check_timeout_per_key", "add_timeout_per_key", "report_interval", "warn_interval"):
             _check_number(name, getattr(self, name), least=0.0)
         for name in ("keys_per_call", "max_message_bytes"):

@@ -38,7 +38,7 @@ import msgspec
 from msgspec import Meta
 
 from bloomgate.errors import NotAllowed, NotAuthenticated
-from bloomgated.config import read_toml
+from bloomgated.config import named, read_toml
 from bloomgated.errors import ConfigError
 from bloomgated.watched import Watched
 
@@ -235,7 +235,9 @@ def _read(file: Path) -> _File:
         entries = msgspec.convert(table, _File)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at ")
-        raise ConfigError(f"{file}: {path.strip('`').removeprefix('$.') or 'the file'}: {reason}") from None
+        where = path.strip("`").removeprefix("$.") or "the file"
+        # It repeats what stands in the file, whatever that is.
+        raise ConfigError(f"{file}: {where}: {named(reason)}") from None
     if not entries.token and not entries.certificate:
         # More likely cut than meant: nobody could come in.
         raise ConfigError(f"{file}: names nobody; `bloomgated token new` makes an entry")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from bloomgate.filters import BloomFilter, FilterSpec
+from bloomgate.filters import BloomBody, BloomFilter, FilterSpec
 from bloomgated.storage.records import SnapshotFile
 
 
@@ -63,6 +64,10 @@ class Entry:
     snapshot_failures: int = 0
     """Snapshots that could not be written, recorded or stamped anew."""
     dropping: bool = False
+    spare: list[BloomBody] = field(default_factory=list)
+    """Bodies that an Add has allocated and not begun yet."""
+    allocating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while that is done."""
     adds: int = 0
     """Keys of acknowledged Adds since the process started."""
     checks: Checks = field(default_factory=Checks)

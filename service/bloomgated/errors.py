@@ -20,6 +20,19 @@ class DirectoryUnusable(StartError):
         self.reason = reason
 
 
+class DirectoryInUse(DirectoryUnusable):
+    """Another process owns the data directory; ``pid`` where that is known."""
+
+    def __init__(self, path: str, pid: int | None) -> None:
+        named = f" (pid {pid})" if pid else ""
+        super().__init__(path, f"another bloomgated{named} is running on it; stop that one first")
+        self.pid = pid
+
+
+class BackupRefused(StartError):
+    """No backup was made, and nothing is left of it."""
+
+
 class AddressTaken(StartError):
     """A port cannot be bound."""
 

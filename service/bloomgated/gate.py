@@ -18,12 +18,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from bloomgate import errors
-from bloomgate.filters import DIGEST_BYTES, AddPlan, BloomFilter, FilterSpec, Growth, Segment, allocate
-from bloomgate.filters import FilterFull as KernelFull
+from bloomgate.filters import AddPlan, BloomFilter, FilterSpec, Segment
 from bloomgate.names import check_name
 from bloomgated.catalog import Catalog, Entry
 from bloomgated.config import LimitsConfig
 from bloomgated.requests import SLICE_KEYS, Asked, Keys, Stats, measure
+from bloomgated.room import Room, better_allocated_aside, bodies_of
 from bloomgated.snapshotter import Snapshotter
 from bloomgated.storage.journal import Journal
 from bloomgated.storage.records import Add, Create, Drop, Grow
@@ -32,8 +32,6 @@ from bloomgated.storage.recovery import Recovered
 log = logging.getLogger(__name__)
 
 MOST_COUNTED = 2**64 - 1
-# Seconds; memory does not come back as soon as a queue moves.
-RETRY_AFTER_MEMORY = 5.0
 # Seconds between two lines in the log about one filter's false noes.
 FALSE_NO_LOG_EVERY = 10.0
 
@@ -49,8 +47,9 @@ class Gate:
         self.catalog = Catalog()
         self._journal: Journal | None = None
         self._snapshotter: Snapshotter | None = None
-        self._creating: dict[int, int] = {}
-        """Filters whose creation is not durable yet: id -> bytes."""
+        self.room = Room(limits, lambda: self.catalog)
+        self._creating: set[int] = set()
+        """Ids of filters whose creation is not durable yet."""
         self._name_locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._whole: set[asyncio.Task[Any]] = set()
 
@@ -127,55 +126,37 @@ class Gate:
                 if len(part) == SLICE_KEYS:
                     await asyncio.sleep(0)
             digests = b"".join(parts)
-        if self.catalog.get(name) is not entry or entry.dropping:
-            raise errors.FilterNotFound(name)
-        if not digests:
-            return [], self.journal.durable_seq
-        was_new, seq = self._add_step(entry, digests)
+        while True:
+            if self.catalog.get(name) is not entry or entry.dropping:
+                raise errors.FilterNotFound(name)
+            if not digests:
+                return [], self.journal.durable_seq
+            plan = self.room.plan(entry, digests)
+            if not better_allocated_aside(entry, plan):
+                break
+            await self.room.allocate_aside(entry, plan)
+        was_new, seq = self._add_step(entry, plan)
         await self.journal.durable(seq)
         entry.adds += len(was_new)
         return was_new, seq
 
-    def _add_step(self, entry: Entry, digests: bytes) -> tuple[list[bool], int]:
-        """Probe, queue, set: one step, never an await in it."""
-        if entry.bloom is None:
-            # Kept for the rebuild that makes the filter whole again; what was there before is not known.
-            plan = AddPlan([False] * (len(digests) // DIGEST_BYTES), (Segment(0, digests, 0),))
-        else:
-            plan = self._plan(entry, entry.bloom, digests)
+    def _add_step(self, entry: Entry, plan: AddPlan) -> tuple[list[bool], int]:
+        """Queue, set: one step with the plan, never an await in it or between the two."""
         records = [
             Add(entry.filter_id, step) if isinstance(step, Segment) else Grow(entry.filter_id, step)
             for step in plan.steps
         ]
-        try:
-            # Before it is journalled: what cannot be allocated must not exist after a restart.
-            grown = allocate(plan)
-        except MemoryError:
-            log.error("no memory for %s to grow", entry.name)
-            raise errors.Overloaded(RETRY_AFTER_MEMORY, "no memory to grow") from None
+        # Before it is journalled: what cannot be allocated must not exist after a restart.
+        grown = bodies_of(entry, plan)
         # The journal may refuse, so it comes first; no bit is set that is not queued.
         seq = self.journal.append(records)
         if entry.bloom is not None:
             entry.bloom.apply(plan, grown)
+            if grown:
+                entry.spare = []
         entry.last_seq = self.snapshotter.content_seq = seq
-        entry.journal_bytes += len(digests)
+        entry.journal_bytes += sum(len(step.digests) for step in plan.steps if isinstance(step, Segment))
         return plan.was_new, seq
-
-    def _plan(self, entry: Entry, bloom: BloomFilter, digests: bytes) -> AddPlan:
-        limits = self.limits
-        try:
-            plan = bloom.plan_add(digests, max(0, limits.filter_bytes - bloom.memory_bytes))
-        except KernelFull as full:
-            limit, allowed = full.limit, full.allowed
-            if limit == "memory_bytes":
-                # The kernel's word for what it was given; the operator knows it under this one.
-                limit, allowed = "filter_bytes", limits.filter_bytes
-            raise errors.FilterFull(entry.name, limit, allowed, full.needed) from None
-        # What all filters take is asked when this one grows: too dear for every Add.
-        growth = sum(step.spec.nbytes for step in plan.steps if isinstance(step, Growth))
-        if growth and (needed := self.memory_bytes + growth) > limits.total_bytes:
-            raise errors.FilterFull(entry.name, "total_bytes", limits.total_bytes, needed)
-        return plan
 
     async def stats(self, name: str) -> Stats:
         """What a filter is, how full it is and what it saved."""
@@ -217,18 +198,18 @@ class Gate:
                 if differing := asked.spec.differs_from(entry.spec, asked.seed):
                     raise errors.FilterExists(name, differing)
                 return await self._stats(entry), False
-            self._check_room(asked.spec.first_body.nbytes)
             # Before it is journalled: what cannot be allocated must not exist after a restart.
-            bloom = BloomFilter.of(asked.spec)
-            filter_id = self.journal.append([Create(name, asked.spec)])
-            self._creating[filter_id] = asked.spec.first_body.nbytes
-            try:
-                await self.journal.durable(filter_id)
-                entry = Entry(filter_id, name, asked.spec, bloom, last_seq=filter_id)
-                self.catalog = self.catalog.with_entry(entry)
-                self.snapshotter.content_seq = max(self.snapshotter.content_seq, filter_id)
-            finally:
-                del self._creating[filter_id]
+            async with self.room.for_new(asked.spec.first_body) as body:
+                filter_id = self.journal.append([Create(name, asked.spec)])
+                self._creating.add(filter_id)
+                try:
+                    await self.journal.durable(filter_id)
+                    bloom = BloomFilter.of(asked.spec, [body])
+                    entry = Entry(filter_id, name, asked.spec, bloom, last_seq=filter_id)
+                    self.catalog = self.catalog.with_entry(entry)
+                    self.snapshotter.content_seq = max(self.snapshotter.content_seq, filter_id)
+                finally:
+                    self._creating.remove(filter_id)
             log.info("created filter %s", name)
             return await self._stats(entry), True
 
@@ -281,11 +262,6 @@ class Gate:
 
     # -- shared
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of all filters' bodies, those being created included."""
-        return sum(entry.memory_bytes for entry in self.catalog) + sum(self._creating.values())
-
     def _entry(self, name: str) -> Entry:
         entry = self.catalog.get(name)
         if entry is None:
@@ -298,16 +274,6 @@ class Gate:
     def _check_hash_id(self, entry: Entry, keys: Keys) -> None:
         if keys.digests and keys.hash_id != entry.spec.hasher.hash_id:
             raise errors.StaleHashId(entry.name)
-
-    def _check_room(self, nbytes: int) -> None:
-        filters = len(self.catalog) + len(self._creating) + 1
-        for limit, value, allowed in (
-            ("filters", filters, self.limits.filters),
-            ("filter_bytes", nbytes, self.limits.filter_bytes),
-            ("total_bytes", self.memory_bytes + nbytes, self.limits.total_bytes),
-        ):
-            if value > allowed:
-                raise errors.LimitExceeded(limit, value, allowed)
 
     async def _stats(self, entry: Entry) -> Stats:
         # Off the loop: counting a large body's bits takes longer than a check may wait.

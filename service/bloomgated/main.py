@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from bloomgate import __version__
+from bloomgated import commands
 from bloomgated import config as settings
 from bloomgated.errors import StartError
 
@@ -56,7 +57,12 @@ def cli() -> None:
 
 @cli.command()
 @_options
-def serve(**flags: Any) -> None:
+@click.option(
+    "--assert-no-later-adds",
+    is_flag=True,
+    help="Of a restored directory: nothing was added after the backup was made.",
+)
+def serve(assert_no_later_adds: bool, **flags: Any) -> None:
     """Serve the filters of a data directory until SIGTERM or SIGINT.
 
     Prints one line on stdout once it is ready; logs JSON on stderr.
@@ -69,7 +75,7 @@ def serve(**flags: Any) -> None:
     logs.configure(config.log_level)
 
     async def live() -> int:
-        return await build(config).run()
+        return await build(config, assert_no_later_adds=assert_no_later_adds).run()
 
     sys.exit(asyncio.run(live()))
 
@@ -78,17 +84,19 @@ def serve(**flags: Any) -> None:
 @_options
 @click.option("--timeout", default=2.0, show_default=True, help="Seconds to wait for an answer.")
 def healthcheck(timeout: float, **flags: Any) -> None:
-    """Exit 0 if the daemon of these settings says SERVING, 1 otherwise. For containers."""
-    config, _ = _load(**flags)
-    from bloomgated.api.healthcheck import ask
+    """Exit 0 if the daemon of these settings says that it serves, 1 otherwise. For containers.
 
-    host, port = settings.split_address("listen", config.listen)
+    Asks /readyz of the HTTP address.
+    """
+    config, _ = _load(**flags)
+    from bloomgated.healthcheck import SERVING, ask
+
+    host, port = settings.split_address("http", config.http)
     # An address that means "every interface" is reached through the loopback one.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    target = settings.join_address(host, port)
-    said = ask(target, timeout)
-    click.echo(f"{target}: {said}", err=True)
-    sys.exit(0 if said == "SERVING" else 1)
+    said = ask(host, port, Path(config.tls.cert) if config.tls.cert else None, timeout)
+    click.echo(f"{settings.join_address(host, port)}: {said}", err=True)
+    sys.exit(0 if said == SERVING else 1)
 
 
 @cli.command("config")
@@ -132,6 +140,10 @@ def new_token(name: str, roles: tuple[str, ...], globs: tuple[str, ...], file: P
     else:
         access.append(file, entry)
     click.echo(made)
+
+
+cli.add_command(commands.fsck)
+cli.add_command(commands.backup)
 
 
 def main() -> None:

@@ -98,6 +98,8 @@ class DaemonMetrics:
             "bloomgate_reload_failed", "Whether changed files could not be read again.", ("files",),
             registry=self.registry,
         )  # fmt: skip
+        for what in ("auth", "tls"):
+            stale.labels(what)
         for each in watched:
             stale.labels(each.what).set_function(partial(getattr, each, "failed"))
         self.registry.register(FilterCollector(gate))

@@ -29,7 +29,7 @@ def test_a_failed_check_cannot_be_made_a_no(choice: object) -> None:
         ("keys_per_call", 0),
         ("keys_per_call", 1.5),
         ("max_message_bytes", True),
-        ("keepalive_time", 0.0),
+        ("keepalive_time", 9.9),
     ],
 )
 def test_a_bad_value_is_refused_by_name(field: str, value: object) -> None:

@@ -16,6 +16,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc import StatusCode
 
+from bloomgate import errors
 from bloomgate.v1 import admin_pb2, admin_pb2_grpc, filters_pb2, filters_pb2_grpc
 from bloomgated.config import LimitsConfig
 from bloomgated.errors import JournalFailed
@@ -603,8 +604,8 @@ def test_what_cannot_be_allocated_is_not_journalled(tmp_path: Path, monkeypatch:
     async def run() -> None:
         async with inside.open_gate(tmp_path) as (gate, journal):
             with monkeypatch.context() as patched:
-                patched.setattr("bloomgated.gate.BloomFilter.of", no_memory)
-                with pytest.raises(MemoryError):
+                patched.setattr("bloomgated.room.BloomBody.resident", no_memory)
+                with pytest.raises(errors.Overloaded, match="no memory for this filter"):
                     await gate.create("name", inside.asked())
             assert journal.last_seq == 0
             assert (await gate.create("name", inside.asked()))[1]

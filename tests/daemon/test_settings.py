@@ -165,6 +165,17 @@ def test_other_variables_are_not_ours() -> None:
         ("listen", "localhost:99999"),
         ("http", "localhost:http"),
         ("http", "localhost:-1"),
+        ("listen", f"localhost:{'9' * 5000}"),
+        ("listen", "::1:50051"),
+        ("listen", "[::1:50051"),
+        ("listen", "[::1%a..b]:50051"),
+        ("listen", "a b:50051"),
+        ("listen", "http://localhost:50051"),
+        ("listen", "é:50051"),
+        # What the resolver would refuse with an exception of its own.
+        ("listen", f"{'a' * 64}.example:50051"),
+        ("http", "a..example:50051"),
+        ("snapshot.check_every", "0.009"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named_with_its_source(tmp_path: Path, key: str, value: str) -> None:
@@ -176,6 +187,102 @@ def test_a_value_that_cannot_be_used_is_named_with_its_source(tmp_path: Path, ke
         with pytest.raises(ConfigError) as caught:
             settings.load(*way)
         assert str(caught.value).startswith(f"{source}: {key}: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("limits.filters", "[1]", "must be a whole number from 1 to 2147483648, got a list"),
+        ("limits.filters", "1.5", "must be a whole number from 1 to 2147483648, got 1.5"),
+        ("limits.filters", "true", "must be a whole number from 1 to 2147483648, got true"),
+        (
+            "limits.filters",
+            f"0x{'f' * 5000}",
+            "must be a whole number from 1 to 2147483648, got a number of many",
+        ),
+        ("journal.retention", "1979-05-27", "must be a number from 0 to 1000000000, got 1979-05-27"),
+        ("drain", '"soon"', "must be a number above 0, up to 1000000000, got 'soon'"),
+        ("drain", "[{a.a.a = 1}]", "must be a number above 0, up to 1000000000, got a list"),
+        ("insecure", '"yes"', "must be true or false, got 'yes'"),
+        ("log_level", '"loud"', "must be one of debug, error, info, warning, got 'loud'"),
+        ("listen", "50051", "must be text, got 50051"),
+        ("listen", '"::1:1"', "'::1:1' is not HOST:PORT; an IPv6 address stands in brackets"),
+        ("data_dir", '""', "must be text, and not empty, got ''"),
+        ("data_dir", '"a\\u0000b"', r"must be UTF-8 without control characters, got 'a\x00b'"),
+        ("tls.cert", '"a\\nb"', r"must be UTF-8 without control characters, got 'a\nb'"),
+    ],
+)
+def test_a_wrong_value_is_told_what_would_be_right(tmp_path: Path, key: str, value: str, said: str) -> None:
+    """One sentence: source, key, what it may be, and what it was, cut to a line."""
+    file = tmp_path / "bloomgated.toml"
+    file.write_text(f"{key} = {value}")
+    with pytest.raises(ConfigError) as caught:
+        settings.load(file, {}, {})
+    assert str(caught.value).startswith(f"{file}: {key}: {said}")
+    assert len(str(caught.value).removeprefix(str(file))) < 300
+
+
+def test_what_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    """A name in the environment, a value there, and the path of the file itself."""
+    for environment, said in (
+        ({"BLOOMGATED__DATA_DIR": "a\udcff"}, "environment: data_dir: must be UTF-8"),
+        ({"BLOOMGATED__\udcff": "a"}, r"environment: '\udcff' is not a setting"),
+        ({"BLOOMGATED__A\nB": "a"}, r"environment: 'a\nb' is not a setting"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            settings.load(None, environment, {})
+        assert str(caught.value).startswith(said)
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        settings.load(tmp_path / "a\0b", {}, {})
+    assert "\0" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", DEFAULTS)
+def test_one_underscore_too_few_is_not_passed_over(key: str) -> None:
+    """Else who writes BLOOMGATED_AUTH_FILE would have a daemon that asks nobody."""
+    name = f"BLOOMGATED_{key.upper().replace('.', '_')}"
+    with pytest.raises(ConfigError) as caught:
+        settings.load(None, {name: "1"}, {})
+    assert str(caught.value) == f"environment: {name} is not a setting; {variable(key)} is"
+
+
+def test_a_key_is_given_once_in_one_place(tmp_path: Path) -> None:
+    """Two spellings of one key would hide each other."""
+    file = tmp_path / "bloomgated.toml"
+    file.write_text('"journal.retention" = 5\n[journal]\nretention = 6')
+    with pytest.raises(ConfigError) as caught:
+        settings.load(file, {}, {})
+    assert str(caught.value) == f"{file}: journal.retention is given twice"
+    with pytest.raises(ConfigError) as caught:
+        settings.load(None, {"BLOOMGATED__DRAIN": "1", "BLOOMGATED__drain": "2"}, {})
+    assert str(caught.value) == "environment: drain is given twice"
+
+
+@pytest.mark.parametrize("host", ["localhost", "a_b.example.", "10.0.0.1", "[::1]", "[fe80::1%eth0]", "[::]"])
+def test_a_host_is_a_name_or_an_address(host: str) -> None:
+    """With the address in brackets where it has colons of its own."""
+    for key in ("listen", "http"):
+        config, _ = settings.load(None, {}, {key: f"{host}:0"})
+        assert settings.split_address(key, getattr(config, key)) == (host.strip("[]"), 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"drain = " + b"9" * 5000, "cannot be read (a number has too many digits)"),
+        (b"a = " + b"[" * 100_000, "not TOML that can be read (nested too deeply)"),
+        (b"a = " + b"{a = " * 5000, "not TOML that can be read (nested too deeply)"),
+        (b"a" + b".a" * 5000 + b" = 1", "a.a.a.a.a.a.a.a.a is not a setting"),
+    ],
+    ids=["digits", "lists", "tables", "dots"],
+)
+def test_a_file_that_is_all_depth_is_one_sentence(tmp_path: Path, content: bytes, reason: str) -> None:
+    """No exception of the parser's, and none of the walk through what it gives."""
+    file = tmp_path / "bloomgated.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        settings.load(file, {}, {})
+    assert str(caught.value).startswith(f"{file}: {reason}")
 
 
 @pytest.mark.parametrize(

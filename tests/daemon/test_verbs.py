@@ -771,7 +771,7 @@ def test_growth_without_memory_adds_nothing_and_journals_nothing(
             await gate.create("name", Asked(FilterSpec.plan(10, seed=1), None))
             await gate.add("name", Keys((b"before",)))
             before = journal.last_seq
-            monkeypatch.setattr("bloomgated.gate.allocate", no_memory)
+            monkeypatch.setattr("bloomgated.room.allocate", no_memory)
             with pytest.raises(errors.Overloaded, match="no memory"):
                 await gate.add("name", Keys(tuple(b"%d" % i for i in range(20))))
             monkeypatch.undo()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -200,7 +202,7 @@ def test_services_are_confined_and_come_back() -> None:
 
 
 def test_ports_are_published_to_the_loopback_only() -> None:
-    """The daemon has no authentication: nothing is reachable from another machine."""
+    """Nothing is reachable from another machine unless somebody decides so."""
     for name, service in compose()["services"].items():
         for port in service["ports"]:
             assert port.startswith("127.0.0.1:"), f"{name} publishes {port}"
@@ -247,7 +249,7 @@ def promtool() -> str:
 
 def test_prometheus_accepts_its_configuration() -> None:
     """promtool finds configuration and rules valid."""
-    found = run(promtool(), "check", "config", PROMETHEUS / "prometheus.yml")
+    found = run(promtool(), "check", "config", "--syntax-only", PROMETHEUS / "prometheus.yml")
     assert found.returncode == 0, found.stdout + found.stderr
 
 
@@ -322,6 +324,123 @@ def test_the_image_holds_what_runs_and_nothing_else(installed: Installed) -> Non
     left, *files = found.stdout.splitlines()
     assert left == "[]", found.stderr
     assert all(Path(file).is_relative_to(installed.venv) for file in files)
+
+
+@dataclass
+class Secrets:
+    """What deploy/make-secrets.sh made, by the names that the compose file gives it."""
+
+    folder: Path
+
+    def path(self, name: str) -> Path:
+        """The file of a secret."""
+        return self.folder / Path(compose()["secrets"][name]["file"]).name
+
+    def mapped(self, text: str) -> str:
+        """A text in which each /run/secrets/NAME is its file."""
+        return re.sub(r"/run/secrets/(\w+)", lambda found: str(self.path(found[1])), text)
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Secrets:
+    folder = tmp_path_factory.mktemp("deploy") / "secrets"
+    made = run("sh", ROOT / "deploy" / "make-secrets.sh", folder)
+    assert made.returncode == 0, made.stderr
+    assert made.stderr == ""
+    return Secrets(folder)
+
+
+def test_secrets_are_made_once_and_kept_from_others(secrets: Secrets) -> None:
+    """Running it again changes nothing; the folder keeps others out; git and the image never see it; all that
+    the compose file names is there, readable inside its container."""
+    before = {file: file.read_bytes() for file in secrets.folder.iterdir()}
+    again = run("sh", ROOT / "deploy" / "make-secrets.sh", secrets.folder)
+    assert (again.returncode, again.stdout) == (0, "")
+    assert {file: file.read_bytes() for file in secrets.folder.iterdir()} == before
+    assert secrets.folder.stat().st_mode & 0o777 == 0o700
+    file = compose()
+    for name, secret in file["secrets"].items():
+        assert secret["file"].startswith("./secrets/")
+        assert secrets.path(name).stat().st_mode & 0o777 == 0o644, name
+    for name in ("ca.key", "operator.token"):
+        assert (secrets.folder / name).stat().st_mode & 0o777 == 0o600
+    used = {name for service in file["services"].values() for name in service.get("secrets", ())}
+    assert used == set(file["secrets"])
+    assert "/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
+    assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+def test_each_service_has_the_secrets_that_its_settings_name() -> None:
+    """And no other: Prometheus sees neither the daemon's key nor its auth file. Nothing is insecure."""
+    services = compose()["services"]
+    daemon = " ".join(map(str, services["bloomgated"]["environment"].values()))
+    assert set(re.findall(r"/run/secrets/(\w+)", daemon)) == set(services["bloomgated"]["secrets"])
+    scraper = (PROMETHEUS / "prometheus.yml").read_text()
+    assert set(re.findall(r"/run/secrets/(\w+)", scraper)) == set(services["prometheus"]["secrets"])
+    assert "insecure" not in COMPOSE.read_text().lower()
+
+
+@pytest.mark.timeout(300)
+def test_the_composed_daemon_is_scraped_by_the_composed_prometheus(
+    installed: Installed, secrets: Secrets, tmp_path: Path
+) -> None:
+    """The image's environment and the compose file's, with the secrets that the script made: the daemon takes
+    the operator's token and refuses others, and a real Prometheus with the real configuration scrapes it."""
+    prometheus = shutil.which("prometheus")
+    if prometheus is None:
+        promtool()
+        pytest.skip("prometheus is missing: install the package prometheus")
+    grpc, http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    composed = compose()["services"]["bloomgated"]["environment"]
+    environment = installed.environment(
+        **{name: secrets.mapped(str(value)) for name, value in composed.items()},
+        BLOOMGATED__DATA_DIR=str(tmp_path / "data"), BLOOMGATED__LISTEN=grpc, BLOOMGATED__HTTP=http,
+    )  # fmt: skip
+    config = secrets.mapped((PROMETHEUS / "prometheus.yml").read_text())
+    config = config.replace(f"bloomgated:{http_port()}", http).replace("15s", "1s")
+    (tmp_path / "prometheus.yml").write_text(config)
+    shutil.copy(PROMETHEUS / "rules.yml", tmp_path)
+    port = free_port()
+    commands = (
+        installed.command(stages()[-1].one("ENTRYPOINT")) + json.loads(stages()[-1].one("CMD")),
+        [prometheus, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb",
+         f"--web.listen-address=127.0.0.1:{port}"],
+    )  # fmt: skip
+    started = []
+    try:
+        for command in commands:
+            with (tmp_path / "log").open("a") as log:
+                process = subprocess.Popen(
+                    command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+                )
+            started.append(process)
+            if len(started) == 1:
+                assert process.stdout is not None
+                assert process.stdout.readline().startswith("bloomgated ready"), (
+                    tmp_path / "log"
+                ).read_text()
+        health = installed.command(stages()[-1].one("HEALTHCHECK").partition(" CMD ")[2])
+        assert run(*health, env=environment).returncode == 0
+        asking = {**environment, "BLOOMGATE_TARGET": grpc, "BLOOMGATE_CA": str(secrets.path("authority"))}
+        command = (installed.venv / "bin" / "bloomgate", "create", "coupons", "--capacity", "1000")
+        assert "token is missing" in run(*command, env=asking).stderr
+        asking["BLOOMGATE_TOKEN_FILE"] = str(secrets.folder / "operator.token")
+        created = run(*command, env=asking)
+        assert created.returncode == 0, created.stderr
+        url = f"http://127.0.0.1:{port}/api/v1/query?query=bloomgate_filter_capacity"
+        for _ in range(600):
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as reply:
+                found = json.load(reply)["data"]["result"]
+                if found:
+                    break
+            time.sleep(0.05)
+        assert [(each["metric"]["filter"], each["value"][1]) for each in found] == [("coupons", "1000")]
+    finally:
+        for process in started:
+            process.terminate()
+            process.wait(30)
+            assert process.stdout is not None
+            process.stdout.close()
 
 
 @pytest.mark.timeout(300)

@@ -87,18 +87,20 @@ class World:
     """Filters over a journal, kept by the rules that bind the daemon: append before bits, stamps of durable
     seqs, two snapshots, a trim to the lowest of the older ones. Retention is nothing unless given."""
 
-    def __init__(self, directory: Path, **options: object) -> None:
+    def __init__(self, directory: Path, *, assert_no_later_adds: bool = False, **options: object) -> None:
         """Open and recover; needs a running loop."""
         self.directory = directory
         directory.mkdir(exist_ok=True)
         self.journal = SqliteJournal(directory, **{"retention": 0.0, **options})  # type: ignore[arg-type]
         self.store = SnapshotStore(directory, wall_clock=lambda: 1.5)
-        self.recovered = {each.name: each for each in recover(self.journal, self.store)}
+        found = recover(self.journal, self.store, assert_no_later_adds=assert_no_later_adds)
+        self.recovered = {each.name: each for each in found}
         self.filters = {
             each.name: Live(each.filter_id, each.name, each.bloom, each.files, each.last_seq)
             for each in self.recovered.values()
             if each.bloom is not None
         }
+        self.journal.prepare(assert_no_later_adds=assert_no_later_adds)
         self.journal.start()
 
     async def create(self, name: str, spec: FilterSpec | None = None) -> Live:
@@ -190,10 +192,10 @@ class World:
         await self.journal.close()
 
 
-def recover_in(directory: Path) -> dict[str, Recovered]:
+def recover_in(directory: Path, *, assert_no_later_adds: bool = False) -> dict[str, Recovered]:
     """What a start in ``directory`` finds, by name, without writing to the journal."""
-    journal = SqliteJournal(directory)
-    return {each.name: each for each in recover(journal, SnapshotStore(directory))}
+    journal, store = SqliteJournal(directory), SnapshotStore(directory)
+    return {each.name: each for each in recover(journal, store, assert_no_later_adds=assert_no_later_adds)}
 
 
 def assert_equal(recovered: Recovered, live: Live) -> None:

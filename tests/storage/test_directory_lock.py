@@ -6,14 +6,18 @@ import errno
 import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bloomgated.errors import DirectoryUnusable
+from bloomgated.errors import DirectoryInUse, DirectoryUnusable
 from bloomgated.storage.directory import LOCK_NAME, DirectoryLock
+from conftest import StartDaemon
+from support.daemon import refused
+from support.tally import record
 
 HOLD = """
 import sys
@@ -34,16 +38,84 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"locked\n"
         for _ in range(2):
-            with pytest.raises(DirectoryUnusable) as refused:
+            with pytest.raises(DirectoryUnusable) as refusal:
                 DirectoryLock(directory)
-        assert str(directory) in str(refused.value)
-        assert f"pid {holder.pid}" in str(refused.value)
-        assert "\n" not in str(refused.value)
+        assert str(directory) in str(refusal.value)
+        assert f"pid {holder.pid}" in str(refusal.value)
+        assert "\n" not in str(refusal.value)
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         lock = DirectoryLock(directory)
     assert (directory / LOCK_NAME).read_text() == f"{os.getpid()}\n"
     lock.release()
+
+
+def test_deleting_the_lock_file_lets_nobody_in(start_daemon: StartDaemon) -> None:
+    """Two daemons on one directory answer a wrong no: the second is refused also when the file that was
+    locked is gone, or is another one by now."""
+    daemon = start_daemon()
+    lock = daemon.directory / LOCK_NAME
+    for again in (lambda: None, lambda: lock.write_bytes(b"")):
+        lock.unlink(missing_ok=True)
+        again()
+        second = refused(
+            "serve", "--data-dir", str(daemon.directory), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"
+        )
+        assert second.returncode == 1
+        assert second.stderr.count("\n") == 1
+        assert "another bloomgated is running on it" in second.stderr
+    daemon.kill()
+    daemon = start_daemon()
+    assert lock.read_text() == f"{daemon.process.pid}\n"
+    record("lock file deleted under a running daemon", 2, "refuses a second daemon")
+
+
+def test_a_directory_that_cannot_be_locked_itself_is_locked_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems lock files that are open for writing only: the lock file alone decides there."""
+    flock = fcntl.flock
+
+    def files_only(fd: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", files_only)
+    lock = DirectoryLock(tmp_path)
+    with pytest.raises(DirectoryInUse, match=f"pid {os.getpid()}"):
+        DirectoryLock(tmp_path)
+    lock.release()
+    DirectoryLock(tmp_path).release()
+
+
+def test_those_who_look_keep_owners_away_and_leave_no_trace(tmp_path: Path) -> None:
+    """Several may look at once, no owner beside them and none of them beside an owner; nothing is made."""
+    looking = [DirectoryLock(tmp_path, looking=True) for _ in range(2)]
+    with pytest.raises(DirectoryInUse):
+        DirectoryLock(tmp_path)
+    for each in looking:
+        each.release()
+    assert list(tmp_path.iterdir()) == []
+    lock = DirectoryLock(tmp_path)
+    with pytest.raises(DirectoryInUse) as refusal:
+        DirectoryLock(tmp_path, looking=True)
+    assert refusal.value.pid == os.getpid()
+    lock.release()
+
+
+def test_the_pid_of_a_process_that_is_gone_is_not_named(tmp_path: Path) -> None:
+    """A kill leaves its pid in the file: the operator is sent after no process that does not exist."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    (tmp_path / LOCK_NAME).write_text(f"{gone.pid}\n")
+    looking = DirectoryLock(tmp_path, looking=True)
+    for left in (f"{gone.pid}\n", "", "-1\n", "what", "9" * 32):
+        (tmp_path / LOCK_NAME).write_text(left)
+        with pytest.raises(DirectoryInUse, match="another bloomgated is running") as refusal:
+            DirectoryLock(tmp_path)
+        assert refusal.value.pid is None
+    looking.release()
 
 
 def test_one_process_cannot_lock_twice_and_can_lock_again(tmp_path: Path) -> None:
@@ -70,11 +142,11 @@ def test_a_directory_that_cannot_be_is_refused_in_one_sentence(tmp_path: Path, b
     """A file stands where the directory, or one above it, should be."""
     (tmp_path / "file").write_bytes(b"")
     directory = tmp_path / "file" / below
-    with pytest.raises(DirectoryUnusable) as refused:
+    with pytest.raises(DirectoryUnusable) as refusal:
         DirectoryLock(directory)
-    assert str(directory) in str(refused.value)
-    assert "Not a directory" in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert str(directory) in str(refusal.value)
+    assert "Not a directory" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_lock_that_the_file_system_does_not_give_is_not_another_process(
@@ -86,9 +158,9 @@ def test_a_lock_that_the_file_system_does_not_give_is_not_another_process(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with pytest.raises(DirectoryUnusable, match="cannot be locked") as refused:
+    with pytest.raises(DirectoryUnusable, match="cannot be locked") as refusal:
         DirectoryLock(tmp_path)
-    assert "running" not in str(refused.value)
+    assert "running" not in str(refusal.value)
 
 
 def test_a_full_disk_does_not_keep_the_lock_from_being_taken(

@@ -18,6 +18,7 @@ import pytest
 from bloomgate.filters import BodySpec, Growth, Segment
 from bloomgated.errors import JournalFailed, JournalQueueFull
 from bloomgated.storage import sqlite as sqlite_journal
+from bloomgated.storage import trimming
 from bloomgated.storage.journal import Journal, Placed
 from bloomgated.storage.records import Add, Create, Drop, Grow, Record, SnapshotFile, Snapshots
 from storage.making import Clock, an_add, copy_as_killed, small_spec, until_trimmed
@@ -48,7 +49,7 @@ class SqliteHarness:
 
     def small_slices(self) -> None:
         """Let a trim take ten rows at a time."""
-        self._monkeypatch.setattr(sqlite_journal, "TRIM_ROWS", 10)
+        self._monkeypatch.setattr(trimming, "TRIM_ROWS", 10)
 
     def break_commits(self, journal: Any, how: str) -> None:
         """Make the next commit fail."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,8 +54,11 @@ def segments(draw: st.DrawFn) -> Segment:
 
 
 files = st.builds(
-    SnapshotFile, TEXT, U64, U64, U64, U64, U32, st.floats(allow_nan=False, allow_infinity=False)
-)
+    SnapshotFile,
+    st.from_regex(r"[0-9a-f]{16}-[0-9]+-[0-9]+\.bgf", fullmatch=True),
+    U64, U64, U64, U64, U32,
+    st.floats(-(2**35), 2**37),
+)  # fmt: skip
 records = st.one_of(
     st.builds(Create, TEXT, specs),
     st.builds(Drop, IDS),
@@ -210,3 +215,21 @@ def test_an_add_cannot_count_more_new_keys_than_it_has() -> None:
         decode(Row(3, 9, encode(Add(9, Segment(0, bytes(32), 3))).payload), "here")
     with pytest.raises(DataDamaged, match="digests"):
         decode(Row(3, 9, encode(Add(9, Segment(0, bytes(33), 1))).payload), "here")
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../b", "/etc/b", "a/b", "a\0b", "a\nb", ".hidden", "é", "-b"]
+)
+def test_a_snapshots_name_stays_in_its_folder(name: str) -> None:
+    """It is opened, renamed and deleted: a record that names anything else is damaged."""
+    row = encode(Snapshots(9, (SnapshotFile(name, 1, 2, 3, 4, 5, 6.0),)))
+    with pytest.raises(DataDamaged, match="cannot be the name of a snapshot"):
+        decode(row, "here")
+
+
+@pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf, 1e300, -1e12])
+def test_a_snapshots_time_is_a_date(time: float) -> None:
+    """Else a listing of the filters could not be told."""
+    row = encode(Snapshots(9, (SnapshotFile("b", 1, 2, 3, 4, 5, time),)))
+    with pytest.raises(DataDamaged, match="time"):
+        decode(row, "here")

@@ -147,7 +147,7 @@ def test_a_damaged_file_moved_aside_is_kept(tmp_path: Path) -> None:
         aside = store.move_aside(file)
         assert aside is not None
         assert aside.name == f"{file.name}.damaged-{number}"
-    assert store.remove_unrecorded(set()) == []
+    assert store.unrecorded(set()) == []
     contents = {(tmp_path / "snapshots" / name).read_bytes() for name in files_in(tmp_path)}
     assert len(contents) == 3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -78,10 +79,16 @@ class DaemonProcess:
         """What it has logged so far."""
         return self.log_path.read_text()
 
-    def get(self, path: str) -> tuple[int, str]:
-        """Status and body of an HTTP GET."""
+    def get(
+        self, path: str, *, context: ssl.SSLContext | None = None, token: str | None = None
+    ) -> tuple[int, str]:
+        """Status and body of an HTTP GET, over TLS with a ``context``."""
+        scheme = "http" if context is None else "https"
+        request = urllib.request.Request(f"{scheme}://{self.http}{path}")
+        if token is not None:
+            request.add_header("Authorization", f"Bearer {token}")
         try:
-            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=10) as reply:
+            with urllib.request.urlopen(request, timeout=10, context=context) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:
             with error:

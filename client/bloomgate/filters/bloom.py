@@ -42,6 +42,17 @@ class BloomBody:
         self._version = 0
         self._ones = (-1, 0)
 
+    @classmethod
+    def resident(cls, spec: BodySpec) -> BloomBody:
+        """An empty body whose memory is there now, and not page by page as bits are first set.
+
+        Takes up to a second a GiB, without the interpreter's lock; a batch of adds that first touched the
+        pages of so large a body would take longer, with it.
+        """
+        array = np.empty(spec.nbytes, np.uint8)
+        array.fill(0)
+        return cls(spec, array)
+
     def has(self, h1: int, h2: int) -> bool:
         """Whether all bits of one digest are set. Stops at the first that is not."""
         bits, m = self._bits, self.spec.bits

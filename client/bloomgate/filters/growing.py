@@ -1,9 +1,7 @@
 """A Bloom filter: a chain of bodies that grows, refuses or degrades when its capacity is reached.
 
 An add is two steps, so that a daemon can journal between them: ``plan_add`` probes and decides, changing
-nothing; ``apply`` does what was decided. A plan is a list of steps in order, ``Segment`` (set these digests
-in that body) and ``Growth`` (that body begins to exist), and applying the same steps to the same filter, or
-to one that already holds more, gives a filter that holds every key: that makes them fit for a journal.
+nothing; ``apply`` does what was decided.
 
 A digest is set in a segment's body unless an earlier body contains it already. Later bodies cannot: a segment
 always names the body that was the last when it was planned.
@@ -12,7 +10,6 @@ always names the body that was the last when it was planned.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,42 +18,12 @@ from bloomgate.filters import hashing, sizing
 from bloomgate.filters.bloom import SLICE_KEYS, BloomBody
 from bloomgate.filters.errors import FilterFull
 from bloomgate.filters.hashing import DIGEST_BYTES, HashScheme, Key, encode_key, encode_keys
-from bloomgate.filters.sizing import BodySpec
+from bloomgate.filters.plan import AddPlan, Growth, Segment, allocate
 from bloomgate.filters.spec import FilterSpec, OnFull
 
 # Up to this many keys the scalar path is the faster one (measured: they cross at 90 absent keys, 45 present
 # ones and 45 added ones).
 SCALAR_KEYS = 48
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Set ``digests`` in body ``body``; ``new_keys`` of them are certainly new."""
-
-    body: int
-    digests: bytes
-    new_keys: int
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Body ``body`` of ``spec`` begins to exist."""
-
-    body: int
-    spec: BodySpec
-
-
-@dataclass(frozen=True, slots=True)
-class AddPlan:
-    """What an add will do: ``was_new`` per key in order, ``steps`` in the order to apply them."""
-
-    was_new: list[bool]
-    steps: tuple[Segment | Growth, ...]
-
-
-def allocate(plan: AddPlan) -> list[BloomBody]:
-    """The bodies that a plan adds. Raises MemoryError, best before a journal has the plan."""
-    return [BloomBody(step.spec) for step in plan.steps if isinstance(step, Growth)]
 
 
 class BloomFilter:
@@ -282,7 +249,7 @@ class BloomFilter:
             raise IndexError(f"body {growth.body} cannot follow body {len(self.bodies) - 1}")
         if growth.body == len(self.bodies):
             # A new tuple, swapped whole: a reader in another thread has the old chain or the new one.
-            self.bodies = (*self.bodies, body or BloomBody(growth.spec))
+            self.bodies = (*self.bodies, body or BloomBody.resident(growth.spec))
 
     # -- as bytes
 

@@ -56,6 +56,7 @@ class ApiServer:
                 # A caller whose machine is gone without a word holds its streams no longer than this.
                 ("grpc.keepalive_time_ms", 60_000),
                 ("grpc.keepalive_timeout_ms", 20_000),
+                ("grpc.http2.ping_timeout_ms", 20_000),
             )
         )
         self._credentials = credentials

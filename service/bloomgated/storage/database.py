@@ -1,7 +1,7 @@
 """The SQLite file of a journal: how it is created, opened and judged.
 
     journal   seq, kind, filter_id, running (seconds), payload, crc       one row a record
-    meta      key, value, crc                                             journal_id, trim
+    meta      key, value, crc                                             see meta.py
 
 SQLite does not notice a cut write-ahead log, and believes what a page says. So every row carries a CRC, seqs
 above the trim mark are gapless, the rows kept below it are counted and summed, and the mark beside the file
@@ -9,17 +9,19 @@ tells how far the journal had come. What no row shows, such as a page that is bo
 rows later: SQLite's own check is asked about that.
 
 Judging goes through connections that cannot write. A writing one would copy the write-ahead log into the
-database and delete it as soon as it is closed, also where the start is refused.
+database and delete it as soon as it is closed, also where the start is refused. Even a reading one makes a
+file of shared memory where there is a log: who may leave no trace at all judges a copy.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,15 @@ from bloomgated.errors import DirectoryUnusable, JournalDamaged
 from bloomgated.storage.directory import sync_directory
 from bloomgated.storage.journal import Placed
 from bloomgated.storage.mark import CREATING, IN_USE, Mark, MarkFile, read_mark
+from bloomgated.storage.meta import (
+    TrimState,
+    check_keys,
+    read_journal_id,
+    read_restored,
+    read_trim,
+    write_journal_id,
+    write_trim,
+)
 from bloomgated.storage.records import Row, decode
 
 DATABASE_NAME = "bloomgate.db"
@@ -48,22 +59,9 @@ _WAL_VERSIONS, _WAL_VERSIONS_AT = b"\x02\x02", 18
 _UNREADABLE = (sqlite3.Error, struct.error, TypeError, ValueError, OverflowError)
 
 _ROW = struct.Struct("<QBQd")
-_TRIM = struct.Struct("<QQQd")
 
-
-@dataclass(frozen=True, slots=True)
-class TrimState:
-    """How far the journal is trimmed, and the rows kept at or below that mark: their number, and the sum of
-    their CRCs. ``running`` is the journal's clock when the last slice was trimmed."""
-
-    mark: int = 0
-    kept: int = 0
-    kept_sum: int = 0
-    running: float = 0.0
-
-    def pack(self) -> bytes:
-        """As stored in ``meta``."""
-        return _TRIM.pack(self.mark, self.kept, self.kept_sum, self.running)
+# What is left of a log that a reader let grow, once it begins anew.
+LOG_BYTES = 64 << 20
 
 
 def row_crc(seq: int, row: Row, running: float) -> int:
@@ -82,31 +80,57 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
     return connection
 
 
-def _connect_to_judge(path: Path) -> sqlite3.Connection:
-    """A connection that reads, and leaves no trace; for when no other connection can be open."""
-    logs = (Path(f"{path}-wal"), Path(f"{path}-journal"))
+def has_log(path: Path) -> bool:
+    """Whether a part of the database at ``path`` may be in a file beside it."""
+    logs = (Path(f"{path}{suffix}") for suffix in ("-wal", "-journal"))
+    return any(log.exists() and log.stat().st_size for log in logs)
+
+
+def connect_to_judge(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write, for when no other connection can be open."""
     # Without a log even a reading connection would create an empty one, so SQLite is told not to look for it.
-    alone = not any(log.exists() and log.stat().st_size for log in logs)
-    return connect(path, "ro&immutable=1" if alone else "ro")
+    return connect(path, "ro" if has_log(path) else "ro&immutable=1")
+
+
+def copy_files(path: Path, to: Path) -> None:
+    """Copy a database that nobody has open, with its log. Raises OSError; what is missing is not copied."""
+    for suffix in ("", "-wal", "-journal"):
+        with suppress(FileNotFoundError):
+            shutil.copyfile(f"{path}{suffix}", f"{to}{suffix}")
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A judged journal database."""
+    """A judged journal database. ``reading`` is the file that was judged: ``path``, or a copy of it."""
 
     path: Path
+    reading: Path
     mark_path: Path
     journal_id: bytes
     trim: TrimState
+    restored: int
     last_seq: int
     running: float
 
+    @property
+    def durable_seq(self) -> int:
+        """The highest seq in it."""
+        return self.last_seq
 
-def open_database(directory: Path) -> Opened:
-    """Judge the journal database in ``directory``, creating it where nothing is there yet.
+    @property
+    def trim_mark(self) -> int:
+        """The highest seq that may be missing."""
+        return self.trim.mark
 
-    Raises JournalDamaged where it is not what was acknowledged, having changed nothing, and DirectoryUnusable
-    where it cannot be created.
+    def replay(self, after: int) -> Iterator[Placed]:
+        """As Journal.replay, while nobody writes."""
+        return read_entries(self, after, self.last_seq, shared=False)
+
+
+def find_mark(directory: Path) -> Mark | None:
+    """What the mark in ``directory`` says; None where nothing was acknowledged yet and a start begins anew.
+
+    Raises JournalDamaged.
     """
     path, mark_path = directory / DATABASE_NAME, directory / MARK_NAME
     try:
@@ -116,15 +140,35 @@ def open_database(directory: Path) -> Opened:
         found = [p for p in beside if p.exists()]
         if found:
             raise JournalDamaged(str(mark_path), f"is missing beside {found[0].name}") from None
-        mark = None
-    if mark is None or mark.state == CREATING:
+        return None
+    return None if mark.state == CREATING else mark
+
+
+def open_database(directory: Path) -> Opened:
+    """Judge the journal database in ``directory``, creating it where nothing is there yet.
+
+    Raises JournalDamaged where it is not what was acknowledged, having changed nothing, and DirectoryUnusable
+    where it cannot be created.
+    """
+    path, mark_path = directory / DATABASE_NAME, directory / MARK_NAME
+    mark = find_mark(directory)
+    if mark is None:
         try:
             _create(path, mark_path)
         except (OSError, sqlite3.Error) as error:
             raise DirectoryUnusable(str(directory), f"the journal cannot be created ({error})") from None
         mark = read_mark(mark_path)
+    return judge_database(path, mark_path, mark)
+
+
+def judge_database(path: Path, mark_path: Path, mark: Mark, *, copy: Path | None = None) -> Opened:
+    """Judge a database by its mark. Raises JournalDamaged where it is not what was acknowledged.
+
+    ``copy`` is a copy of it with its log, which is read in its stead.
+    """
+    reading = copy or path
     try:
-        with open(path, "rb") as file:
+        with open(reading, "rb") as file:
             versions = os.pread(file.fileno(), len(_WAL_VERSIONS), _WAL_VERSIONS_AT)
     except FileNotFoundError:
         raise JournalDamaged(str(path), f"is missing, but the journal had come to seq {mark.seq}") from None
@@ -133,18 +177,20 @@ def open_database(directory: Path) -> Opened:
     if versions != _WAL_VERSIONS:
         raise JournalDamaged(str(path), "is not a database in WAL mode")
     try:
-        with closing(_connect_to_judge(path)) as connection:
-            return _judge(connection, path, mark_path, mark)
+        with closing(connect_to_judge(reading)) as connection:
+            return _judge(connection, path, reading, mark_path, mark)
     except _UNREADABLE as error:
         raise JournalDamaged(str(path), f"SQLite cannot read it ({error})") from None
 
 
-def _judge(connection: sqlite3.Connection, path: Path, mark_path: Path, mark: Mark) -> Opened:
+def _judge(connection: sqlite3.Connection, path: Path, reading: Path, mark_path: Path, mark: Mark) -> Opened:
     """Whether the database is the one the mark speaks of, and is whole; rows are judged as they are read."""
-    journal_id = _read_meta(connection, path, "journal_id")
+    journal_id = read_journal_id(connection, path)
     if journal_id != mark.journal_id:
         raise JournalDamaged(str(mark_path), f"belongs to another journal than {path.name}")
-    trim = _read_trim(connection, path)
+    trim = read_trim(connection, path)
+    restored = read_restored(connection, path)
+    check_keys(connection, path)
     last, running = connection.execute("SELECT max(seq), max(running) FROM journal").fetchone()
     last_seq = max(last or 0, trim.mark)
     if mark.seq > last_seq:
@@ -157,7 +203,8 @@ def _judge(connection: sqlite3.Connection, path: Path, mark_path: Path, mark: Ma
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise JournalDamaged(str(path), f"SQLite finds it damaged ({' '.join(found.split())})")
-    return Opened(path, mark_path, journal_id, trim, last_seq, max(running or 0.0, trim.running))
+    running = max(running or 0.0, trim.running)
+    return Opened(path, reading, mark_path, journal_id, trim, restored, last_seq, running)
 
 
 def open_to_write(opened: Opened) -> tuple[sqlite3.Connection, MarkFile]:
@@ -172,7 +219,9 @@ def open_to_write(opened: Opened) -> tuple[sqlite3.Connection, MarkFile]:
         connection = connect(opened.path, "rw")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA temp_store = MEMORY")
-        connection.execute("PRAGMA journal_size_limit = 67108864")
+        connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
+        # SQLite's own checkpoint keeps its failure to itself and tries again: a sync, tried again.
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if mode != "wal" or busy:
@@ -205,43 +254,25 @@ def _create(path: Path, mark_path: Path) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.executescript(_SCHEMA)
-            write_meta(connection, "journal_id", journal_id)
-            write_meta(connection, "trim", TrimState().pack())
+            write_journal_id(connection, journal_id)
+            write_trim(connection, TrimState())
         os.chmod(path, 0o600)
         sync_directory(path.parent)
         # From here on a missing database is a loss.
         mark_file.write(IN_USE, 0, 0, sync=True)
 
 
-def write_meta(connection: sqlite3.Connection, key: str, value: bytes) -> None:
-    """Store a value of ``meta`` with its CRC."""
-    crc = zlib.crc32(value, zlib.crc32(key.encode()))
-    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, value, crc))
-
-
-def _read_meta(connection: sqlite3.Connection, path: Path, key: str) -> bytes:
-    found = connection.execute("SELECT value, crc FROM meta WHERE key = ?", (key,)).fetchone()
-    if not found or found[1] != zlib.crc32(found[0], zlib.crc32(key.encode())):
-        raise JournalDamaged(str(path), f"its {key} is missing or damaged")
-    value: bytes = found[0]
-    return value
-
-
-def _read_trim(connection: sqlite3.Connection, path: Path) -> TrimState:
-    return TrimState(*_TRIM.unpack(_read_meta(connection, path, "trim")))
-
-
-def read_entries(path: Path, after: int, last_seq: int, *, shared: bool) -> Iterator[Placed]:
+def read_entries(opened: Opened, after: int, last_seq: int, *, shared: bool) -> Iterator[Placed]:
     """Yield the records after ``after`` up to ``last_seq`` and the kept ones below, judging every row.
 
     ``shared``: whether this process may be writing to it meanwhile.
     """
-    kept, kept_sum = 0, 0
+    path, kept, kept_sum = opened.path, 0, 0
     try:
-        with closing(connect(path, "ro") if shared else _connect_to_judge(path)) as connection:
+        with closing(connect(path, "ro") if shared else connect_to_judge(opened.reading)) as connection:
             # One read transaction, so that rows and trim mark are of one moment.
             connection.execute("BEGIN")
-            trim = _read_trim(connection, path)
+            trim = read_trim(connection, path)
             for seq, row, running, crc in _rows(connection, path, 0, trim.mark):
                 kept, kept_sum = kept + 1, kept_sum + crc
                 yield Placed(seq, running, decode(row, f"{path} seq {seq}"))

@@ -17,6 +17,10 @@ Trim. ``trim(up_to)`` lets go of records up to and including ``up_to``, in slice
 none younger than the retention. The trim mark, stored with every slice, is the highest seq that may be
 missing. Creates and the newest Snapshots of filters that still exist are kept whatever their seq, so the
 catalog can always be rebuilt; a dropped filter's go with its Drop.
+
+Restored. A journal that was copied by a backup and put back says so in ``restored``, over all restarts, until
+its operator asserts that nothing was added after the backup. While filters of before the backup exist it is
+not trimmed, unless it has grown large since: what it held may be needed then.
 """
 
 from __future__ import annotations
@@ -61,6 +65,10 @@ class Journal(Protocol):
     @property
     def trim_mark(self) -> int:
         """The highest seq that may be missing; 0 before the first trim."""
+
+    @property
+    def restored(self) -> int:
+        """The last seq of the backup that this journal was put back from; 0 where it was not."""
 
     def append(self, records: Sequence[Record]) -> int:
         """Queue records for the next group commit and return the seq of the last.

@@ -27,6 +27,7 @@ from bloomgated.errors import JournalDamaged
 
 FORMAT_VERSION = 1
 CREATING, IN_USE = 1, 2
+NEWER_HINT = "start the version of bloomgated that wrote it; nothing was changed"
 
 _MAGIC = b"BGMARK\r\n"
 _LAYOUT = struct.Struct("<8sHBx16sQI20x")
@@ -61,9 +62,15 @@ def read_mark(path: Path) -> Mark:
         raise JournalDamaged(
             str(path),
             f"the directory has format version {version}, this program reads {FORMAT_VERSION}",
-            "start the version of bloomgated that wrote it; nothing was changed",
+            NEWER_HINT,
         )
+    if state not in (CREATING, IN_USE) or data[: _LAYOUT.size] != _pack(state, journal_id, seq, row_crc):
+        raise JournalDamaged(str(path), "the mark is not one that bloomgated writes")
     return Mark(state, journal_id, seq, row_crc)
+
+
+def _pack(state: int, journal_id: bytes, seq: int, row_crc: int) -> bytes:
+    return _LAYOUT.pack(_MAGIC, FORMAT_VERSION, state, journal_id, seq, row_crc)
 
 
 class MarkFile:
@@ -75,7 +82,7 @@ class MarkFile:
 
     def write(self, state: int, seq: int, row_crc: int, *, sync: bool = False) -> None:
         """Overwrite the mark in one write; ``sync`` makes it durable too."""
-        data = _LAYOUT.pack(_MAGIC, FORMAT_VERSION, state, self._journal_id, seq, row_crc)
+        data = _pack(state, self._journal_id, seq, row_crc)
         data += _CRC.pack(zlib.crc32(data))
         if os.pwrite(self._fd, data, 0) != len(data):
             raise OSError("short write of the mark")

@@ -15,6 +15,7 @@ A ``Snapshots`` record replaces the one before it: it lists all files that are r
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 
@@ -27,6 +28,10 @@ _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
 _ADD = struct.Struct("<IQ")
 _FILE = struct.Struct("<QQQQId")
+# A name is opened, renamed and deleted: it must not lead out of its folder.
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+# Seconds before or after 1970 that a date can tell, up to some year 6000.
+_MOST_TIME = 2**37
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,11 @@ def decode(row: Row, where: str) -> Record:
         files = []
         for _ in range(fields.unpack(_U8)[0]):
             name = _take_text(fields)
+            if not _FILE_NAME.fullmatch(name):
+                raise DataDamaged(where, f"{name!r} cannot be the name of a snapshot")
             generation, seq, stamp, size, crc, time = fields.unpack(_FILE)
+            # Not a number is in no range.
+            fields.judge("time", time, -_MOST_TIME // 4, _MOST_TIME)
             files.append(SnapshotFile(name, generation, seq, stamp, size, crc, time))
         record = Snapshots(row.filter_id, tuple(files))
     else:

@@ -6,26 +6,49 @@ seq) is at or above the trim mark. A snapshot that does not validate is moved as
 What cannot be proven complete is DAMAGED and gets no body at all: an empty filter in its place would answer
 "no" wrongly.
 
-Nothing on disk is changed before the whole journal has been read and judged: a start that is refused leaves
-the directory as it was.
+A directory put back from a backup may lack what was added after it, so the filters that were in the backup
+are DAMAGED too, over any number of restarts, until the operator asserts that nothing was.
+
+``judge`` finds all that out and changes nothing; ``recover`` judges, then acts. So nothing on disk is changed
+before the whole journal has been read: a start that is refused leaves the directory as it was.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from bloomgate.filters import BloomFilter, FilterSpec
 from bloomgate.filters.errors import DataDamaged
 from bloomgated.errors import JournalDamaged, StartError
-from bloomgated.storage.journal import Journal, Placed
+from bloomgated.storage.journal import Placed
 from bloomgated.storage.records import Add, Create, Drop, Grow, SnapshotFile, Snapshots
 from bloomgated.storage.snapshots import SnapshotStore
 
 log = logging.getLogger(__name__)
 
 FIRST_GENERATION = 1
+
+
+class Past(Protocol):
+    """What recovery reads of a journal: any Journal nobody writes to yet has it."""
+
+    @property
+    def durable_seq(self) -> int:
+        """See Journal."""
+
+    @property
+    def trim_mark(self) -> int:
+        """See Journal."""
+
+    @property
+    def restored(self) -> int:
+        """See Journal."""
+
+    def replay(self, after: int) -> Iterator[Placed]:
+        """See Journal."""
 
 
 @dataclass(slots=True)
@@ -49,27 +72,81 @@ class Recovered:
     """Bytes of digests journalled after the base."""
 
 
-def recover(journal: Journal, snapshots: SnapshotStore) -> list[Recovered]:
-    """Rebuild every filter that exists; blocks. Raises JournalDamaged if the journal cannot be."""
-    filters = _read_catalog(journal.replay(0))
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """A recorded snapshot with which something is wrong."""
+
+    filter: Recovered
+    file: SnapshotFile
+    reason: str
+
+
+@dataclass(slots=True)
+class Judgement:
+    """What a start would find. Recorded files in none of the lists are sound, or were not looked at since
+    the start does not need them."""
+
+    filters: list[Recovered] = field(default_factory=list)
+    unusable: list[Flaw] = field(default_factory=list)
+    """Files that do not validate: a start moves them aside."""
+    unsound_spares: list[Flaw] = field(default_factory=list)
+    """Older files that do not validate, and that a start does not look at; only of a thorough judgement."""
+    outdated: list[Flaw] = field(default_factory=list)
+    """Files that can no longer be a base: a start removes them, or keeps those of a DAMAGED filter."""
+    unrecorded: list[str] = field(default_factory=list)
+    """Names of what no record names: a start removes it."""
+
+
+def judge(
+    past: Past,
+    snapshots: SnapshotStore,
+    *,
+    assert_no_later_adds: bool = False,
+    thorough: bool = False,
+    bodies: bool = True,
+) -> Judgement:
+    """Find what a start would, changing nothing; blocks. Raises JournalDamaged where it would be refused.
+
+    ``thorough`` validates also the files that a start does not look at. Without ``bodies`` a body is let go
+    as soon as it is validated, and no record is applied: whole is what has no ``damage`` then.
+    """
+    catalog = read_catalog(past.replay(0))
     for path, header in snapshots.headers():
-        if header.seq > journal.durable_seq:
+        if header.seq > past.durable_seq:
             raise JournalDamaged(
-                str(path), f"holds seq {header.seq}, but the journal ends at {journal.durable_seq}"
+                str(path), f"holds seq {header.seq}, but the journal ends at {past.durable_seq}"
             )
-    unusable = [(each, file) for each in filters.values() for file in _load_base(each, journal, snapshots)]
-    lowest = min((each.base_seq for each in filters.values()), default=journal.durable_seq)
-    for entry in journal.replay(min(lowest, journal.durable_seq)):
-        _apply(entry, filters)
-    for each, file in unusable:
-        if snapshots.move_aside(file) is None:
-            log.error("snapshot %s of %s is missing", file.name, each.name)
-    for name in snapshots.remove_unrecorded({file.name for each in filters.values() for file in each.files}):
+    found = Judgement(sorted(catalog.values(), key=lambda each: each.name))
+    for each in catalog.values():
+        _load_base(each, past, snapshots, found, thorough)
+        if each.filter_id <= past.restored and not assert_no_later_adds:
+            _hold_restored(each, past)
+        if not bodies:
+            each.bloom = None
+    lowest = min((each.base_seq for each in catalog.values()), default=past.durable_seq)
+    if bodies:
+        for entry in past.replay(min(lowest, past.durable_seq)):
+            _apply(entry, catalog)
+    recorded = {file.name for each in catalog.values() for file in each.files}
+    found.unrecorded = snapshots.unrecorded(recorded | {flaw.file.name for flaw in found.unusable})
+    return found
+
+
+def recover(past: Past, snapshots: SnapshotStore, *, assert_no_later_adds: bool = False) -> list[Recovered]:
+    """Rebuild every filter that exists; blocks. Raises JournalDamaged if the journal cannot be."""
+    found = judge(past, snapshots, assert_no_later_adds=assert_no_later_adds)
+    for flaw in found.unusable:
+        log.error("snapshot of %s cannot be used: %s: %s", flaw.filter.name, flaw.file.name, flaw.reason)
+        if snapshots.move_aside(flaw.file) is None:
+            log.error("snapshot %s of %s is missing", flaw.file.name, flaw.filter.name)
+    for name in found.unrecorded:
+        snapshots.remove(name)
         log.info("removed %s, which no record names", name)
-    return sorted(filters.values(), key=lambda each: each.name)
+    return found.filters
 
 
-def _read_catalog(entries: Iterable[Placed]) -> dict[int, Recovered]:
+def read_catalog(entries: Iterable[Placed]) -> dict[int, Recovered]:
+    """The filters that exist, by id, with their recorded files; nothing is loaded or judged."""
     filters: dict[int, Recovered] = {}
     for entry in entries:
         match entry.record:
@@ -90,47 +167,72 @@ def _read_catalog(entries: Iterable[Placed]) -> dict[int, Recovered]:
     return filters
 
 
-def _load_base(recovered: Recovered, journal: Journal, snapshots: SnapshotStore) -> list[SnapshotFile]:
-    """Give ``recovered`` its base, or the reason why it is damaged; return the files that do not validate."""
-    past: list[SnapshotFile] = []
+def _load_base(
+    recovered: Recovered, past: Past, snapshots: SnapshotStore, found: Judgement, thorough: bool
+) -> None:
+    """Give ``recovered`` its base, or the reason why it is damaged; note the files that are not usable."""
     sound: list[SnapshotFile] = []
-    unusable: list[SnapshotFile] = []
+    outdated: list[SnapshotFile] = []
     reasons = []
     for file in reversed(recovered.files):
+        reason = ""
         # Sound perhaps, but what came after it is gone, and stays so.
-        if file.stamp < journal.trim_mark:
-            past.append(file)
-            reasons.append(f"{file.name} reaches to seq {file.stamp} only")
+        if file.stamp < past.trim_mark:
+            reason = f"reaches to seq {file.stamp} only"
         elif file.generation != recovered.generation:
-            past.append(file)
-            reasons.append(f"{file.name} is of generation {file.generation}")
-        elif recovered.bloom is not None:
-            # The older one is kept as it is: validated when it is needed.
-            sound.append(file)
-        else:
+            reason = f"is of generation {file.generation}, {recovered.generation} is current"
+        if reason:
+            outdated.append(file)
+            reasons.append(f"{file.name} {reason}")
+            found.outdated.append(Flaw(recovered, file, reason))
+            continue
+        spare = recovered.bloom is not None
+        # A spare is kept as it is: validated when it is needed.
+        if not spare or thorough:
             try:
                 image = snapshots.load(file)
                 _judge_spec(image.filter.spec, file, recovered)
             except DataDamaged as damage:
-                log.error("snapshot of %s cannot be used: %s", recovered.name, damage)
-                unusable.append(file)
-                reasons.append(f"{file.name}: {damage.reason}")
+                flaw = Flaw(recovered, file, damage.reason)
+                if spare:
+                    found.unsound_spares.append(flaw)
+                    sound.append(file)
+                else:
+                    found.unusable.append(flaw)
+                    reasons.append(f"{file.name}: {damage.reason}")
                 continue
-            recovered.bloom, recovered.spec = image.filter, image.filter.spec
-            recovered.base_seq = file.stamp
-            sound.append(file)
+            if not spare:
+                recovered.bloom, recovered.spec = image.filter, image.filter.spec
+                recovered.base_seq = file.stamp
+        sound.append(file)
     if recovered.bloom is not None:
         # What can no longer be a base does not count as one of the two files that a trim goes by.
         recovered.files = tuple(reversed(sound))
-        return unusable
-    recovered.files = tuple(reversed(past))
-    if recovered.filter_id >= journal.trim_mark and recovered.generation == FIRST_GENERATION:
+        return
+    recovered.files = tuple(reversed(outdated))
+    if recovered.filter_id >= past.trim_mark and recovered.generation == FIRST_GENERATION:
         recovered.bloom, recovered.base_seq = BloomFilter.of(recovered.spec), recovered.filter_id
-        return unusable
-    recovered.base_seq = journal.durable_seq
+        return
+    recovered.base_seq = past.durable_seq
     recovered.damage = "; ".join(reasons) or "no snapshot is recorded"
-    recovered.damage += f"; the journal starts after seq {journal.trim_mark}, so it cannot be proven complete"
-    return unusable
+    if recovered.generation == FIRST_GENERATION:
+        recovered.damage += f"; the journal starts after seq {past.trim_mark}"
+    else:
+        recovered.damage += f"; the journal alone does not make generation {recovered.generation}"
+    recovered.damage += ", so it cannot be proven complete"
+
+
+def _hold_restored(recovered: Recovered, past: Past) -> None:
+    """Damage a filter that was in the backup. Its files are kept: an assertion makes them count again."""
+    recovered.bloom, recovered.base_seq = None, past.durable_seq
+    begun = f"restored from a backup that ended at seq {past.restored}"
+    if recovered.damage:
+        recovered.damage = f"{begun}, and besides: {recovered.damage}"
+    else:
+        recovered.damage = (
+            f"{begun}, so it may lack what was added after it: rebuild it, or drop it and load it again; if"
+            " nothing was added after the backup, start once with `bloomgated serve --assert-no-later-adds`"
+        )
 
 
 def _judge_spec(spec: FilterSpec, file: SnapshotFile, recovered: Recovered) -> None:

@@ -31,6 +31,15 @@ class SnapshotStore:
         self._folder = directory / "snapshots"
         self._wall_clock = wall_clock
 
+    @property
+    def folder(self) -> Path:
+        """Where the files are; perhaps not made yet."""
+        return self._folder
+
+    def path(self, file: SnapshotFile) -> Path:
+        """Where a file is."""
+        return self._folder / file.name
+
     def write(self, filter_id: int, header: ImageHeader, ordinal: int) -> SnapshotFile:
         """Write the image of ``header`` and make it durable. ``ordinal`` tells a filter's files apart.
 
@@ -77,7 +86,7 @@ class SnapshotStore:
         Raises DataDamaged(path, reason) for one that is gone or altered, StartError where nothing can be said
         of it.
         """
-        path = self._folder / file.name
+        path = self.path(file)
         try:
             with open(path, "rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
@@ -97,7 +106,7 @@ class SnapshotStore:
 
     def move_aside(self, file: SnapshotFile) -> Path | None:
         """Rename a damaged file so that nothing loads it and nothing overwrites it. None if it is gone."""
-        path = self._folder / file.name
+        path = self.path(file)
         names = (f"{file.name}.damaged-{attempt}" for attempt in itertools.count())
         target = next(target for target in map(path.with_name, names) if not target.exists())
         try:
@@ -118,16 +127,17 @@ class SnapshotStore:
             with suppress(DataDamaged, OSError), open(path, "rb") as stream:
                 yield path, read_header(stream, str(path))
 
-    def remove_unrecorded(self, recorded: set[str]) -> list[str]:
-        """Delete temporary files and snapshots that no record names; return their names."""
-        gone = [
+    def unrecorded(self, recorded: set[str]) -> list[str]:
+        """Names of temporary files, and of snapshots that no record names."""
+        return [
             path.name
             for path in sorted(self._folder.glob("*"))
             if path.name.endswith(".tmp") or (path.name.endswith(SUFFIX) and path.name not in recorded)
         ]
-        for name in gone:
-            self.remove(name)
-        return gone
+
+    def moved_aside(self) -> list[str]:
+        """Names of the files that were moved aside."""
+        return sorted(path.name for path in self._folder.glob(f"*{SUFFIX}.damaged-*"))
 
 
 def ordinal_of(file: SnapshotFile) -> int:

@@ -2,6 +2,9 @@
 
 Everything queued goes into one transaction and one sync; the next group forms while it runs. There is no
 timer: a lone record waits for nobody, a crowd shares one sync.
+
+The writer thread also moves what was committed from SQLite's log into the database, between the groups. A
+move that fails is a failed commit like any other; one that a reader stands in the way of goes on later.
 """
 
 from __future__ import annotations
@@ -9,24 +12,19 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import logging
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
-from bloomgated.errors import JournalFailed, JournalQueueFull
-from bloomgated.storage.database import (
-    TrimState,
-    open_database,
-    open_to_write,
-    read_entries,
-    row_crc,
-    write_meta,
-)
+from bloomgated.errors import DirectoryUnusable, JournalFailed, JournalQueueFull
+from bloomgated.storage.database import connect, open_database, open_to_write, read_entries, row_crc
 from bloomgated.storage.journal import Placed
 from bloomgated.storage.mark import IN_USE, MarkFile
+from bloomgated.storage.meta import write_restored
 from bloomgated.storage.records import (
     KIND_ADD,
     KIND_CREATE,
@@ -36,13 +34,17 @@ from bloomgated.storage.records import (
     Row,
     encode,
 )
+from bloomgated.storage.trimming import trim_slice
 
-# A slice of a trim ends after so many rows or bytes, whichever comes first, and gives back so many pages.
-TRIM_ROWS = 1000
-TRIM_BYTES = 4 << 20
-VACUUM_PAGES = 2048
-# What a row takes beside its payload, about.
-_ROW_BYTES = 64
+log = logging.getLogger(__name__)
+
+# The log is moved into the database once about so much was written to it.
+CHECKPOINT_BYTES = 4 << 20
+# A restored journal is not trimmed before so many bytes were added to it: its operator may yet say that it
+# lacks nothing, and what was trimmed could not be proven then.
+RESTORED_BYTES = 1 << 30
+# What a row takes beside its payload, about, and what a commit takes beside its rows.
+_ROW_BYTES, _COMMIT_BYTES = 64, 3 * 4096
 
 
 class SqliteJournal:
@@ -63,7 +65,7 @@ class SqliteJournal:
         """
         self._opened = opened = open_database(directory)
         self.journal_id = opened.journal_id
-        self._trim = opened.trim
+        self._trim, self._restored = opened.trim, opened.restored
         self._last_seq = self._durable_seq = opened.last_seq
         self._retention, self._max_queued_bytes = retention, max_queued_bytes
         self._clock, self._running_base, self._running = clock, opened.running - clock(), opened.running
@@ -81,23 +83,47 @@ class SqliteJournal:
         # From prepare on; the writer thread's own from start on.
         self._connection: sqlite3.Connection | None = None
         self._mark_file: MarkFile | None = None
+        self._logged_bytes = self._restored_bytes = 0
         # Live filters, with the seq of their newest Snapshots (0: none): what a trim must keep.
         self._live: dict[int, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
 
-    def prepare(self) -> None:
+    def prepare(self, *, assert_no_later_adds: bool = False) -> None:
         """Make durable what was read, and connect for writing; blocks.
 
-        Called once, in any thread, after recovery has read and judged what is there. Raises DirectoryUnusable
+        Called once, in any thread, after recovery has read and judged what is there. With
+        ``assert_no_later_adds`` it is no longer a restored one, and that is durable. Raises DirectoryUnusable
         where it cannot be written.
         """
         self._connection, self._mark_file = open_to_write(self._opened)
+        if assert_no_later_adds:
+            self._forget_restored(self._connection)
+        if self._restored:
+            (self._restored_bytes,) = self._connection.execute(
+                "SELECT coalesce(sum(length(payload)), 0) FROM journal WHERE seq > ?", (self._restored,)
+            ).fetchone()
         for seq, kind, filter_id in self._connection.execute(
             "SELECT seq, kind, filter_id FROM journal WHERE kind <> ? ORDER BY seq", (KIND_ADD,)
         ):
             self._note(seq, kind, filter_id)
+
+    def _forget_restored(self, connection: sqlite3.Connection) -> None:
+        if not self._restored:
+            log.info("--assert-no-later-adds: this directory is not a restored one, so it changes nothing")
+            return
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            write_restored(connection, 0)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            connection.close()
+            raise DirectoryUnusable(
+                str(self._opened.path.parent), f"the journal cannot be written ({error})"
+            ) from None
+        log.warning("asserted: nothing was added after the backup, which ended at seq %d", self._restored)
+        self._restored = 0
 
     def start(self) -> None:
         """Begin to commit; called once, on the event loop. Prepares first, blocking it, if nobody has."""
@@ -122,6 +148,11 @@ class SqliteJournal:
     def trim_mark(self) -> int:
         """See Journal."""
         return self._trim.mark
+
+    @property
+    def restored(self) -> int:
+        """See Journal."""
+        return self._restored
 
     @property
     def failed(self) -> bool:
@@ -162,7 +193,7 @@ class SqliteJournal:
 
     def replay(self, after: int) -> Iterator[Placed]:
         """See Journal."""
-        return read_entries(self._opened.path, after, self._durable_seq, shared=self._connection is not None)
+        return read_entries(self._opened, after, self._durable_seq, shared=self._connection is not None)
 
     def trim(self, up_to: int) -> None:
         """See Journal."""
@@ -184,10 +215,20 @@ class SqliteJournal:
         # After a failure this may fail too; what was acknowledged is safe already.
         with suppress(sqlite3.Error, OSError):
             if self._connection is not None:
-                self._connection.close()
+                self._disconnect(self._connection)
         with suppress(OSError):
             if self._mark_file is not None:
                 self._mark_file.close()
+
+    def _disconnect(self, connection: sqlite3.Connection) -> None:
+        """Close it: the last connection to go moves the log into the database, and deletes it."""
+        if self._failed is None:
+            connection.close()
+            return
+        # Nothing is tried again. One that cannot write goes last, so the log stays for the next start.
+        with closing(connect(self._opened.path, "ro")) as last:
+            last.execute("SELECT count(*) FROM meta").fetchone()
+            connection.close()
 
     def _committed(self, seq: int, size: int, seconds: float, records: int) -> None:
         self._durable_seq = seq
@@ -235,6 +276,8 @@ class SqliteJournal:
                 # Where nothing is old enough yet, the next trim() asks again.
                 if trim_to > self._trim.mark and not self._trim_slice(connection, trim_to):
                     trim_to = 0
+                if self._logged_bytes >= CHECKPOINT_BYTES:
+                    self._checkpoint(connection)
         except Exception as error:
             # Whatever it was: never tried again, see the port.
             self._loop.call_soon_threadsafe(self._fail, error)
@@ -261,7 +304,16 @@ class SqliteJournal:
         mark_file.write(IN_USE, rows[-1][0], rows[-1][4])
         for seq, row in group:
             self._note(seq, row.kind, row.filter_id)
-        return sum(_size(row) for _, row in group)
+        size = sum(_size(row) for _, row in group)
+        self._logged_bytes += size + _COMMIT_BYTES
+        self._restored_bytes += size
+        return size
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> None:
+        """Move what is in the log into the database, as far as no reader still needs it where it is."""
+        # Whether it came to the end does not matter: the next one goes on, and the log grows meanwhile.
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        self._logged_bytes = 0
 
     def _note(self, seq: int, kind: int, filter_id: int) -> None:
         if kind == KIND_CREATE:
@@ -272,41 +324,16 @@ class SqliteJournal:
             self._live.pop(filter_id, None)
 
     def _trim_slice(self, connection: sqlite3.Connection, up_to: int) -> bool:
-        """Delete the oldest rows that are old enough, a slice of them, and store the mark with that.
-
-        Returns whether there were any.
-        """
-        oldest = self._running_time() - self._retention
-        end, running, size = 0, 0.0, 0
-        for seq, written, length in connection.execute(
-            "SELECT seq, running, length(payload) FROM journal"
-            " WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?",
-            (self._trim.mark, up_to, TRIM_ROWS),
-        ).fetchall():
-            if written > oldest or size > TRIM_BYTES:
-                break
-            end, running, size = seq, written, size + length
-        if not end:
+        """Delete a slice of the oldest rows. Returns whether there was one that may go."""
+        if self._restored_bytes < RESTORED_BYTES and any(each <= self._restored for each in self._live):
             return False
-        keep = [(seq,) for seq in itertools.chain(self._live, self._live.values()) if 0 < seq <= end]
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("CREATE TEMP TABLE IF NOT EXISTS keep (seq INTEGER PRIMARY KEY)")
-        connection.execute("DELETE FROM keep")
-        connection.executemany("INSERT INTO keep VALUES (?)", keep)
-        connection.execute("DELETE FROM journal WHERE seq <= ? AND seq NOT IN (SELECT seq FROM keep)", (end,))
-        kept, kept_sum = connection.execute(
-            "SELECT count(*), coalesce(sum(crc), 0) FROM journal WHERE seq <= ?", (end,)
-        ).fetchone()
-        trim = TrimState(end, kept, kept_sum, running)
-        write_meta(connection, "trim", trim.pack())
-        connection.execute("COMMIT")
-        self._trim = trim
-        # Freed pages are used again, so the file need not shrink at once; moving its tail costs writes.
-        (free,) = connection.execute("PRAGMA freelist_count").fetchone()
-        (pages,) = connection.execute("PRAGMA page_count").fetchone()
-        if free * 4 > pages:
-            # As a script: execute() takes one step of it, which is one page.
-            connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+        oldest = self._running_time() - self._retention
+        keep = itertools.chain(self._live, self._live.values())
+        sliced = trim_slice(connection, self._trim, up_to, oldest, keep)
+        if sliced is None:
+            return False
+        self._trim, written = sliced
+        self._logged_bytes += written
         return True
 
 
