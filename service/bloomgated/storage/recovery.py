@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bloomgate.filters import BloomFilter, FilterSpec
+from bloomgate.filters import BloomBody, BloomFilter, FilterSpec
 from bloomgate.filters.errors import DataDamaged
 from bloomgated.errors import JournalDamaged, StartError
 from bloomgated.storage.journal import Placed
@@ -211,7 +211,12 @@ def _load_base(
         return
     recovered.files = tuple(reversed(outdated))
     if recovered.filter_id >= past.trim_mark and recovered.generation == FIRST_GENERATION:
-        recovered.bloom, recovered.base_seq = BloomFilter.of(recovered.spec), recovered.filter_id
+        try:
+            # Resident, as a body that was read is: adds must not wait for its pages.
+            body = BloomBody.resident(recovered.spec.first_body)
+        except MemoryError:
+            raise _no_memory(recovered) from None
+        recovered.bloom, recovered.base_seq = BloomFilter.of(recovered.spec, [body]), recovered.filter_id
         return
     recovered.base_seq = past.durable_seq
     recovered.damage = "; ".join(reasons) or "no snapshot is recorded"
@@ -259,8 +264,12 @@ def _apply(entry: Placed, filters: dict[int, Recovered]) -> None:
         else:
             each.bloom.grow(record.growth)
     except MemoryError:
-        raise StartError(f"filter {each.name} needs more memory than there is") from None
+        raise _no_memory(each) from None
     except IndexError as error:
         # The journal is sound, so its base is not what it says; the other filters serve.
         each.bloom, each.journal_bytes = None, 0
         each.damage = f"seq {entry.seq} does not fit what was recovered before it ({error})"
+
+
+def _no_memory(recovered: Recovered) -> StartError:
+    return StartError(f"filter {recovered.name} needs more memory than there is")
