@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test serve check fix proto bench reliability pins clean
+.PHONY: help demo test serve check fix proto bench reliability fuzz pins clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,12 +39,15 @@ bench: $(VENV)/.bench ## measure against peers, side by side in one run
 reliability: $(VENV)/.dev ## break everything at length, and print the table; ARGS=--save keeps it
 	@$(BIN)/python tests/support/reliability.py $(ARGS)
 
+fuzz: $(VENV)/.fuzz ## a million hostile inputs; ARGS="--only settings --scale 0.1" tries some
+	@PYTHONPATH=tests $(BIN)/python -m fuzz.run $(ARGS)
+
 pins: $(VENV)/.dev ## pin the newest versions that fit, with hashes
 	$(PIP) install --quiet uv
 	bash deploy/pin.sh $(BIN)/uv
 
 clean: ## remove what the commands above made; never ./data
-	rm -rf $(VENV) .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) fuzz-findings .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # -- set-up: each stamp is a step that is done
 
@@ -73,4 +76,9 @@ $(VENV)/.dev: $(VENV)/.run constraints-dev.txt
 # pybloom-live comes as a pure-Python source package only, so it is a peer in the benchmark and nothing else.
 $(VENV)/.bench: $(VENV)/.dev
 	@$(PIP) install --quiet --no-deps pybloom-live==4.0.0
+	@touch $@
+
+# Not everywhere is there a wheel of atheris: the inputs that need no guide are tried all the same.
+$(VENV)/.fuzz: $(VENV)/.dev
+	@$(PIP) install --quiet --no-deps --only-binary :all: 'atheris>=3.0' || echo "going without atheris" >&2
 	@touch $@

@@ -12,7 +12,7 @@ compile() {
     --no-emit-index-url --no-emit-find-links --no-annotate --upgrade --custom-compile-command "make pins" "$@"
 }
 compile pyproject.toml --extra server --extra demo --extra build -o constraints.txt
-compile pyproject.toml --all-extras -c constraints.txt -o constraints-dev.txt
+compile pyproject.toml --extra dev --extra bench -c constraints.txt -o constraints-dev.txt
 # Constrained by the first, so that the image runs the very versions that the tests ran.
 compile pyproject.toml --extra server -c constraints.txt -o deploy/constraints-server.txt
 # The generators of the stubs: older on purpose, see proto/generate.sh.

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 EXIT_JOURNAL_FAILED = 3
 EXIT_FORCED = 4
+EXIT_NOT_LISTENING = 5
 # Seconds between looks at certificates and tokens; SIGHUP looks at once.
 RELOAD_EVERY = 1.0
 
@@ -162,6 +163,11 @@ class Daemon:
         """Tend the filters until told to stop."""
         while not stopping.done():
             await asyncio.wait((stopping,), timeout=self._config.snapshot.check_every)
+            if not stopping.done() and not await self._api.is_listening():
+                log.critical("the gRPC port does not take connections any more, stopping")
+                self._exit_code = EXIT_NOT_LISTENING
+                self._stop.set()
+                await stopping
             if not stopping.done():
                 # Writing large filters takes long: a stop must not wait for it before it says so.
                 self._tending = asyncio.ensure_future(self._tend())

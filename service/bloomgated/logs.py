@@ -24,6 +24,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
+def _repeats_nothing(record: logging.LogRecord) -> bool:
+    """False for what gRPC says of metadata that is no UTF-8: it repeats it, and it may be nearly a token."""
+    return not record.getMessage().startswith("Invalid encoding on ")
+
+
 def configure(level: str) -> None:
     """Send everything that is logged through one JSON formatter."""
     handler = logging.StreamHandler(sys.stderr)
@@ -31,3 +36,4 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_repeats_nothing)

@@ -576,6 +576,30 @@ def test_a_snapshot_that_cannot_be_written_leaves_those_before_it(
         assert admin.SnapshotFilter(request).filter.snapshot_seq > first.snapshot_seq
 
 
+def test_a_daemon_whose_grpc_port_is_gone_ends(start_daemon: StartDaemon, release: Path) -> None:
+    """A process that answers nobody must not look alive: it drains and exits with a code of its own, and what
+    was acknowledged is there after a restart."""
+    prelude = (
+        "import os\n"
+        "from bloomgated.api.server import ApiServer\n"
+        "real = ApiServer.is_listening\n"
+        "async def gone(self):\n"
+        f"    if os.path.exists({str(release)!r}):\n"
+        "        await self._server.stop(0)\n"
+        "    return await real(self)\n"
+        "ApiServer.is_listening = gone\n"
+    )
+    daemon = start_daemon("--set", "snapshot.check_every=0.05", prelude=prelude)
+    with daemon.stubs() as (filters, admin):
+        create(admin, "name")
+        add(filters, "name", b"mango")
+    release.touch()
+    assert daemon.process.wait(30) == 5
+    assert "the gRPC port does not take connections any more" in daemon.log()
+    with start_daemon().stubs() as (filters, _):
+        assert check(filters, "name", b"mango") == [MAYBE]
+
+
 # -- the other commands
 
 

@@ -10,7 +10,6 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from bloomgate.errors import BloomgateError
 from bloomgated.api.auth import Doorkeeper
 from bloomgated.api.interceptors import Bound, Context, refuse
 
@@ -60,7 +59,9 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         try:
             with self._watchers.hold():
                 await self._watch(request, context)
-        except BloomgateError as error:
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
             await refuse(context, error)
 
     async def _watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
@@ -98,7 +99,9 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-define
             with self._streams.hold():
                 async for reply in super().ServerReflectionInfo(self._until_ended(requests), context):
                     yield reply
-        except BloomgateError as error:
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
             await refuse(context, error)
         if self._ended.is_set():
             await context.abort(*_STOPPING)

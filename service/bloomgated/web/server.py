@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 
 from bloomgated.config import join_address
@@ -25,6 +26,15 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _PATHS = "bloomgated\n\n/metrics   for Prometheus\n/livez     the process answers\n/readyz    it serves\n"
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a line is about us: bytes that are no HTTP are their sender's affair, and may hold a token."""
+    return not (record.exc_info and isinstance(record.exc_info[1], http_exceptions.HttpProcessingError))
+
+
+_log = logging.getLogger(__name__)
+_log.addFilter(_is_ours)
 
 
 class WebServer:
@@ -65,6 +75,7 @@ class WebServer:
             shutdown_timeout=1.0,
             # Whoever goes away does not wait any longer.
             handler_cancellation=True,
+            logger=_log,
         )
 
     async def start(self, host: str, port: int) -> int:
