@@ -1,4 +1,7 @@
-"""A disk that fails: at the system calls of journal, mark and snapshots of a real daemon."""
+"""A disk that fails: at the system calls of journal, mark and snapshots of a real daemon.
+
+A sample of the calls in the suite, all of them in the long run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 from bloomgate.v1 import admin_pb2, filters_pb2
 from daemon.calls import failure
 from support.daemon import MAIN, DaemonProcess
-from support.tally import record
+from support.tally import record, sample
 
 from .tracing import Trace, failing, strace
 
@@ -88,16 +91,19 @@ def lived(start_daemon: Any) -> Lived:
 
 @pytest.mark.parametrize(
     ("calls", "fault", "name"),
-    [
-        ("fdatasync,fsync", "error=EIO", LOG),
-        ("fdatasync,fsync", "error=ENOSPC", LOG),
-        ("fdatasync,fsync", "error=EIO:when=2", LOG),
-        ("pwrite64", "error=ENOSPC", LOG),
-        ("pwrite64", "error=EIO", LOG),
-        ("pwrite64", "error=EDQUOT:when=2", LOG),
-        ("pwrite64", "error=EIO", MARK),
-        ("pwrite64", "error=ENOSPC:when=3", MARK),
-    ],
+    sample(
+        [
+            ("fdatasync,fsync", "error=EIO", LOG),
+            ("fdatasync,fsync", "error=ENOSPC", LOG),
+            ("fdatasync,fsync", "error=EIO:when=2", LOG),
+            ("pwrite64", "error=ENOSPC", LOG),
+            ("pwrite64", "error=EIO", LOG),
+            ("pwrite64", "error=EDQUOT:when=2", LOG),
+            ("pwrite64", "error=EIO", MARK),
+            ("pwrite64", "error=ENOSPC:when=3", MARK),
+        ],
+        4,
+    ),
 )
 def test_a_journal_that_cannot_be_written_ends_the_daemon(
     lived: Lived, tmp_path: Path, calls: str, fault: str, name: str
@@ -125,17 +131,20 @@ def test_a_journal_that_cannot_be_written_ends_the_daemon(
 
 @pytest.mark.parametrize(
     ("calls", "fault", "name"),
-    [
-        ("openat", "error=ENOSPC", "SNAPSHOT.tmp"),
-        ("openat", "error=EIO", "SNAPSHOT.tmp"),
-        ("write", "error=EIO", "SNAPSHOT.tmp"),
-        ("write", "error=ENOSPC:when=2", "SNAPSHOT.tmp"),
-        ("fsync", "error=EIO", "SNAPSHOT.tmp"),
-        ("fsync", "error=ENOSPC", "SNAPSHOT.tmp"),
-        ("rename", "error=EIO", "SNAPSHOT.tmp"),
-        ("rename", "error=ENOSPC", "SNAPSHOT.tmp"),
-        ("fsync", "error=EIO", "snapshots"),
-    ],
+    sample(
+        [
+            ("openat", "error=ENOSPC", "SNAPSHOT.tmp"),
+            ("openat", "error=EIO", "SNAPSHOT.tmp"),
+            ("write", "error=EIO", "SNAPSHOT.tmp"),
+            ("write", "error=ENOSPC:when=2", "SNAPSHOT.tmp"),
+            ("fsync", "error=EIO", "SNAPSHOT.tmp"),
+            ("fsync", "error=ENOSPC", "SNAPSHOT.tmp"),
+            ("rename", "error=EIO", "SNAPSHOT.tmp"),
+            ("rename", "error=ENOSPC", "SNAPSHOT.tmp"),
+            ("fsync", "error=EIO", "snapshots"),
+        ],
+        4,
+    ),
 )
 def test_a_snapshot_that_cannot_be_written_changes_nothing(
     lived: Lived, tmp_path: Path, calls: str, fault: str, name: str
@@ -179,17 +188,20 @@ def test_old_files_that_cannot_be_removed_hold_up_nothing(lived: Lived, tmp_path
 
 @pytest.mark.parametrize(
     ("calls", "fault", "name"),
-    [
-        ("openat", "error=EIO", DATABASE),
-        ("openat", "error=EACCES", DATABASE),
-        ("pread64", "error=EIO", DATABASE),
-        ("openat", "error=EIO", MARK),
-        ("read", "error=EIO", MARK),
-        ("pread64", "error=EIO", LOG),
-        ("fdatasync,fsync", "error=EIO", DATABASE),
-        ("pwrite64", "error=ENOSPC", DATABASE),
-        ("pwrite64", "error=EROFS", MARK),
-    ],
+    sample(
+        [
+            ("openat", "error=EIO", DATABASE),
+            ("openat", "error=EACCES", DATABASE),
+            ("pread64", "error=EIO", DATABASE),
+            ("openat", "error=EIO", MARK),
+            ("read", "error=EIO", MARK),
+            ("pread64", "error=EIO", LOG),
+            ("fdatasync,fsync", "error=EIO", DATABASE),
+            ("pwrite64", "error=ENOSPC", DATABASE),
+            ("pwrite64", "error=EROFS", MARK),
+        ],
+        4,
+    ),
 )
 def test_a_start_on_a_failing_disk_is_refused(
     lived: Lived, tmp_path: Path, calls: str, fault: str, name: str

@@ -15,7 +15,7 @@ import pytest
 
 from daemon.calls import failure
 from support.daemon import DaemonProcess, refused
-from support.tally import record
+from support.tally import record, sample
 
 from .test_disk_errors import ENDING, Lived
 
@@ -150,7 +150,7 @@ def test_a_disk_full_from_the_beginning(disk: Disk) -> None:
     record("disk full from the beginning", 1, "refuses with path and reason; recovers with room")
 
 
-@pytest.mark.parametrize("spare", [0, 1, 100, 4096, 10_000])
+@pytest.mark.parametrize("spare", sample([0, 1, 100, 4096, 10_000], 1))
 def test_a_file_that_may_not_grow(start_daemon: Any, spare: int) -> None:
     """Where the system cuts a write short and refuses the rest: snapshots fail whole, the journal ends the
     daemon, and all that was acknowledged is there."""

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 LONG = os.environ.get("BLOOMGATE_RELIABILITY") == "1"
 """Whether this is the long run of `make reliability`."""
@@ -17,6 +21,11 @@ LONG = os.environ.get("BLOOMGATE_RELIABILITY") == "1"
 def rounds(short: int, long: int) -> int:
     """How many rounds to go: ``short`` in the suite, ``long`` in the long run."""
     return long if LONG else short
+
+
+def sample(rows: Sequence[T], short: int) -> list[T]:
+    """Rows of a table of faults: ``short`` of them in the suite, evenly, and all in the long run."""
+    return list(rows) if LONG else [rows[place * len(rows) // short] for place in range(short)]
 
 
 def record(fault: str, tried: int, ending: str) -> None:
