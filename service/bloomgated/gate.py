@@ -28,6 +28,7 @@ from bloomgated.snapshotter import Snapshotter
 from bloomgated.storage.journal import Journal
 from bloomgated.storage.records import Add, Create, Drop, Grow
 from bloomgated.storage.recovery import Recovered
+from bloomgated.turn import Turn
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Gate:
         self._journal: Journal | None = None
         self._snapshotter: Snapshotter | None = None
         self.room = Room(limits, lambda: self.catalog)
+        self.turn = Turn()
         self._creating: set[int] = set()
         """Ids of filters whose creation is not durable yet."""
         self._name_locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
@@ -134,8 +136,11 @@ class Gate:
             plan = self.room.plan(entry, digests)
             if not better_allocated_aside(entry, plan):
                 break
+            self.turn.give_up()
             await self.room.allocate_aside(entry, plan)
         was_new, seq = self._add_step(entry, plan)
+        # The disk takes its time; other large calls need not wait for it.
+        self.turn.give_up()
         await self.journal.durable(seq)
         entry.adds += len(was_new)
         return was_new, seq

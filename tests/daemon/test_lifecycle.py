@@ -25,6 +25,7 @@ from bloomgate.v1 import admin_pb2, filters_pb2, filters_pb2_grpc
 from bloomgated.api.server import ApiServer
 from bloomgated.config import LimitsConfig
 from bloomgated.metrics import CallMetrics
+from bloomgated.turn import Turn
 from conftest import StartDaemon
 from support.daemon import DaemonProcess, refused
 
@@ -325,7 +326,7 @@ def test_a_stop_waits_for_answers_on_their_way() -> None:
     answers = 8_000_000  # more than may be sent before the caller asks for more
 
     class Held:
-        limits = LimitsConfig()
+        limits, turn = LimitsConfig(), Turn()
         asked, go = asyncio.Event(), asyncio.Event()
 
         async def might_contain(self, *_: Any) -> tuple[list[bool], bool]:

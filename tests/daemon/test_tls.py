@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -259,6 +262,39 @@ def test_metrics_need_a_token_that_reads_all(secrets: Secrets, start_daemon: Any
         assert daemon.get("/metrics", context=context, token=tokens[name])[0] == status
     assert daemon.get("/metrics", context=context)[0] == 401
     assert daemon.get("/readyz", context=context)[0] == 200
+
+
+def test_the_command_shows_a_certificate_and_a_token(secrets: Secrets, start_daemon: Any) -> None:
+    """By options before the subcommand, or by the environment; without them it is not let in."""
+    shutil.copyfile(secrets.authority.cert, secrets.client_ca)
+    token, entry = access.new_token("loader", [Role.ADMIN], ["*"])
+    file = secrets.cert.parent / "auth.toml"
+    file.write_text(entry)
+    token_file = secrets.cert.parent / "loader.token"
+    token_file.write_text(f"{token}\n")
+    daemon = start_daemon(*secrets.mutual, "--set", f"auth.file={file}")
+    mine = secrets.authority.sign("loader")
+    shown = {"CA": secrets.authority.cert, "CERT": mine.cert, "KEY": mine.key, "TOKEN_FILE": token_file}
+    options = [
+        word for name, path in shown.items() for word in (f"--{name.lower().replace('_', '-')}", str(path))
+    ]
+    environment = {**os.environ, **{f"BLOOMGATE_{name}": str(path) for name, path in shown.items()}}
+
+    def bloomgate(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from bloomgate.cli import main; main()", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+
+    target = ("--target", daemon.grpc)
+    made = bloomgate(*options, "create", "fruit", "--capacity", "10", *target)
+    assert made.returncode == 0, made.stderr
+    listed = bloomgate("list", "--json", *target, env=environment)
+    assert [each["name"] for each in json.loads(listed.stdout)] == ["fruit"]
+    for missing, says in (("TOKEN_FILE", "no entry names"), ("CERT", "tls must be"), ("CA", "no answer")):
+        env = {name: value for name, value in environment.items() if name != f"BLOOMGATE_{missing}"}
+        refusal = bloomgate("list", *target, env=env)
+        assert refusal.returncode == 1
+        assert says in refusal.stderr, refusal.stderr
+        assert token not in refusal.stderr
 
 
 # -- rotation

@@ -17,6 +17,7 @@ from bloomgated import config
 from bloomgated.storage.database import row_crc
 from bloomgated.storage.mark import IN_USE, MarkFile
 from bloomgated.storage.records import Add, Create, SnapshotFile, Snapshots, encode
+from support import reliability
 from support.daemon import DaemonProcess
 
 ROOT = Path(__file__).parents[2]
@@ -230,6 +231,18 @@ def test_the_client_options_are_the_clients() -> None:
             if isinstance(value, int | float):
                 known[field.name] = value
     assert named == known
+
+
+def test_the_reliability_page_is_of_these_tests() -> None:
+    """Its rows are what the fault tests record, each of them, with how it ended; each was tried."""
+    rows = table(page("docs/RELIABILITY.md"), "What was tried")
+    known = {row for path in reliability.sources() for row in reliability.recorded(path)}
+    assert {(fault, ending) for fault, _, ending in rows} == known
+    assert all(int(tried.replace(",", "")) > 0 for _, tried, _ in rows)
+    kills = sum(
+        int(tried.replace(",", "")) for fault, tried, _ in rows if "kill -9 at random moments, under" in fault
+    )
+    assert kills >= 500
 
 
 # -- formats

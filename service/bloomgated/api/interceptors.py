@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from bloomgate import errors, wire
 from bloomgated.api.errors import RETRY_AFTER, translate
+from bloomgated.turn import LARGE_BYTES, Turn
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[[Any, Any], Awaitable[Any]]
@@ -78,14 +79,20 @@ class Bound:
         await self._idle.wait()
 
 
-def parsed(handler: Handler, parse: Callable[[bytes], Any]) -> Handler:
+def parsed(handler: Handler, parse: Callable[[bytes], Any], turn: Turn) -> Handler:
     """``handler``, given the request that bytes stand for.
 
     Here and not by gRPC, which answers bytes that are none with an exception's text, and parses all calls
-    that wait before the first of them is judged.
+    that wait before the first of them is judged. A large one when it is its turn.
     """
 
     async def parsing(data: Any, caller: Any) -> Any:
+        if len(data) > LARGE_BYTES:
+            async with turn.taken():
+                return await work(data, caller)
+        return await work(data, caller)
+
+    async def work(data: Any, caller: Any) -> Any:
         try:
             request = parse(data)
         except DecodeError:

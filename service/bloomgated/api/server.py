@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from bloomgate.v1 import admin_pb2, filters_pb2
 from bloomgated.access import Access
+from bloomgated.api import wakeups
 from bloomgated.api.admin import AdminService
 from bloomgated.api.auth import RULES, Doorkeeper, authorized
 from bloomgated.api.filters import FilterService
@@ -45,28 +46,29 @@ class ApiServer:
         # Above ours, which answers with a message that names it, but not far: gRPC's is what bounds a call's
         # memory before anybody has looked at it. A key takes up to five bytes beside its own.
         largest = min(limits.bytes_per_call + 5 * limits.keys_per_call + (1 << 20), 2**31 - 1)
-        self._server = grpc.aio.server(
-            options=(
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", largest),
-                ("grpc.max_send_message_length", -1),
-                # Clients may keep an idle connection alive with a ping every ten seconds.
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", 9000),
-                # A caller whose machine is gone without a word holds its streams no longer than this.
-                ("grpc.keepalive_time_ms", 60_000),
-                ("grpc.keepalive_timeout_ms", 20_000),
-                ("grpc.http2.ping_timeout_ms", 20_000),
-                # Of calls that wait for a handler gRPC ends some with a bare CANCELLED, from 1,000 on more and
-                # more of them. Our refusal says when to come again, so it comes first, for ten times as many.
-                ("grpc.server.max_pending_requests", 10_000),
-                ("grpc.server.max_pending_requests_hard_limit", 20_000),
-            )
+        options = (
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", largest),
+            ("grpc.max_send_message_length", -1),
+            # Clients may keep an idle connection alive with a ping every ten seconds.
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", 9000),
+            # A caller whose machine is gone without a word holds its streams no longer than this.
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.http2.ping_timeout_ms", 20_000),
+            # Of calls that wait for a handler gRPC ends some with a bare CANCELLED, from 1,000 on more and
+            # more of them. Our refusal says when to come again, so it comes first, for ten times as many.
+            ("grpc.server.max_pending_requests", 10_000),
+            ("grpc.server.max_pending_requests_hard_limit", 20_000),
         )
+        with wakeups.that_never_block():
+            self._server = grpc.aio.server(options=options)
         self._credentials = credentials
         self._door = Doorkeeper(access)
         self._bound = Bound("calls", limits.concurrent_calls, limits.bytes_under_way)
         self._metrics = metrics
+        self._turn = gate.turn
         self._health = Health(_NAMES, Bound("health watchers", limits.streams))
         self._reflection = Reflection(
             (*_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME),
@@ -86,7 +88,7 @@ class ApiServer:
             started, handled = self._metrics.of("unary", descriptor.full_name, method.name)
             request: Any = GetMessageClass(method.input_type)
             response: Any = GetMessageClass(method.output_type)
-            handler = self._bound.wrap(parsed(authorized(handler, rule), request.FromString))
+            handler = self._bound.wrap(parsed(authorized(handler, rule), request.FromString, self._turn))
             handler = observed(translated(self._door.authenticated(handler, rule)), started, handled)
             handlers[method.name] = grpc.unary_unary_rpc_method_handler(
                 handler,
