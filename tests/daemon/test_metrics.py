@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import urllib.parse
 import urllib.request
@@ -20,6 +19,7 @@ from bloomgate import __version__
 from bloomgate.v1 import admin_pb2, filters_pb2
 from conftest import StartDaemon
 from support.daemon import DaemonProcess
+from support.tools import program
 
 from .calls import Admin, Filters, add, check, create, eventually, failure, stats
 from .preludes import HOLD_CALLS
@@ -270,20 +270,9 @@ def test_the_http_port_answers_what_it_should(shared: DaemonProcess) -> None:
 # -- a real Prometheus
 
 
-def program(name: str) -> str:
-    """A program of the Debian package ``prometheus``, without which a test is skipped, though never in CI."""
-    path = shutil.which(name)
-    if path is None:
-        reason = f"{name} is missing: install the package prometheus (apt-get install prometheus)"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return path
-
-
 def test_promtool_finds_nothing_wrong(shared: DaemonProcess, admin: Admin, filters: Filters) -> None:
     """Of the names, types and help of the real output, with traffic and failures in it."""
-    promtool = program("promtool")
+    promtool = program("promtool", "prometheus")
     name = create(admin)
     add(filters, name, b"a")
     check(filters, name, b"a", b"b")
@@ -312,7 +301,7 @@ class Prometheus:
     """A real process that scrapes one daemon four times a second."""
 
     def __init__(self, daemon: DaemonProcess, directory: Path) -> None:
-        prometheus = program("prometheus")
+        prometheus = program("prometheus", "prometheus")
         file = directory / "prometheus.yml"
         file.write_text(self._settings(daemon.http))
         self.log_path = directory / "prometheus.log"

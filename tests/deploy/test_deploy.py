@@ -22,6 +22,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from bloomgated.config import Config, split_address
+from support.tools import program
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -237,25 +238,19 @@ def test_prometheus_scrapes_the_service_by_name_once_it_is_healthy() -> None:
     assert "--config.file=/etc/prometheus/prometheus.yml" in prometheus["command"]
 
 
-def promtool() -> str:
-    found = shutil.which("promtool")
-    if found is None:
-        reason = "promtool is missing: install the package prometheus"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
-
-
 def test_prometheus_accepts_its_configuration() -> None:
     """promtool finds configuration and rules valid."""
-    found = run(promtool(), "check", "config", "--syntax-only", PROMETHEUS / "prometheus.yml")
+    found = run(
+        program("promtool", "prometheus"), "check", "config", "--syntax-only", PROMETHEUS / "prometheus.yml"
+    )
     assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_alerts_fire_on_what_they_are_for() -> None:
     """promtool runs the cases of rules_test.yml."""
-    found = run(promtool(), "test", "rules", Path(__file__).with_name("rules_test.yml"))
+    found = run(
+        program("promtool", "prometheus"), "test", "rules", Path(__file__).with_name("rules_test.yml")
+    )
     assert found.returncode == 0, found.stdout + found.stderr
 
 
@@ -386,10 +381,7 @@ def test_the_composed_daemon_is_scraped_by_the_composed_prometheus(
 ) -> None:
     """The image's environment and the compose file's, with the secrets that the script made: the daemon takes
     the operator's token and refuses others, and a real Prometheus with the real configuration scrapes it."""
-    prometheus = shutil.which("prometheus")
-    if prometheus is None:
-        promtool()
-        pytest.skip("prometheus is missing: install the package prometheus")
+    prometheus = program("prometheus", "prometheus")
     grpc, http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     composed = compose()["services"]["bloomgated"]["environment"]
     environment = installed.environment(

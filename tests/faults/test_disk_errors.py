@@ -17,8 +17,9 @@ from bloomgate.v1 import admin_pb2, filters_pb2
 from daemon.calls import failure
 from support.daemon import MAIN, DaemonProcess
 from support.tally import record, sample
+from support.tools import program
 
-from .tracing import Trace, failing, strace
+from .tracing import Trace, failing
 
 RATE = 1e-9
 # What a call ends in that comes while the daemon stops: gRPC ends what it has not begun in its own way.
@@ -85,7 +86,7 @@ class Lived:
 
 @pytest.fixture
 def lived(start_daemon: Any) -> Lived:
-    strace()
+    program("strace", "strace")
     return Lived(start_daemon())
 
 
@@ -211,7 +212,7 @@ def test_a_start_on_a_failing_disk_is_refused(
     lived.daemon.kill()
     log = tmp_path / "strace"
     command = [
-        strace(), "-f", "-qq", "-o", str(log), "-P", str(lived.path(name)),
+        program("strace", "strace"), "-f", "-qq", "-o", str(log), "-P", str(lived.path(name)),
         "-e", f"trace={calls}", "-e", f"inject={calls}:{fault}",
         sys.executable, "-c", MAIN, "serve", "--data-dir", str(lived.directory),
         "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from support.daemon import DaemonProcess
-
-
-def strace() -> str:
-    """Its path; skips, or fails in CI, where it is missing."""
-    found = shutil.which("strace")
-    if found is None:
-        reason = "strace is missing: install the package strace"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
+from support.tools import program
 
 
 @dataclass
@@ -50,7 +36,7 @@ def failing(
 ) -> Iterator[Trace]:
     """While within: each of ``calls`` (comma-separated) on one of ``paths`` ends in ``fault``, such as
     ``error=EIO`` or ``error=ENOSPC:when=2``, in all threads of the daemon."""
-    command = [strace(), "-f", "-qq", "-o", str(log), "-p", str(daemon.process.pid)]
+    command = [program("strace", "strace"), "-f", "-qq", "-o", str(log), "-p", str(daemon.process.pid)]
     command += ["-e", f"trace={calls}", "-e", f"inject={calls}:{fault}"]
     for path in paths:
         command += ["-P", str(path)]

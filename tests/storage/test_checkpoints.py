@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import sqlite3
 import subprocess
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from bloomgated.storage.sqlite import SqliteJournal
 from storage.making import DATABASE, WAL, World, an_add, recover_in, small_spec, until_trimmed
 from support.daemon import COMMAND
 from support.tally import record
+from support.tools import program
 
 RECORD_BYTES = 16_000
 
@@ -203,14 +202,11 @@ def daemon_on_a_failing_disk(
     directory: Path, call: str, error: str
 ) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
     """A daemon that gets ``error`` from every ``call`` on its database file; stubs, and the process."""
-    strace = shutil.which("strace")
-    if strace is None:
-        assert os.environ.get("CI") != "true"
-        pytest.skip("strace is missing: install the Debian package strace")
     log = directory.parent / "failing.log"
     # -D: the daemon stays this process's own child, so that it can be killed.
     command = [
-        strace, "-D", "-f", "--seccomp-bpf", "-qq", "-o", str(directory.parent / "strace.log"),
+        program("strace", "strace"), "-D", "-f", "--seccomp-bpf", "-qq",
+        "-o", str(directory.parent / "strace.log"),
         "-P", str(directory / DATABASE), "-e", f"trace={call}", "-e", f"inject={call}:error={error}",
         *COMMAND, "serve", "--data-dir", str(directory), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
     ]  # fmt: skip

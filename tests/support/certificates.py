@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import ssl
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+from support.tools import program
 
 
 def _openssl(*arguments: str | Path) -> None:
-    if shutil.which("openssl") is None:
-        reason = "openssl is missing: install the package openssl"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+    subprocess.run([program("openssl", "openssl"), *map(str, arguments)], check=True, capture_output=True)
 
 
 @dataclass(frozen=True)
