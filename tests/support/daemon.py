@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -59,6 +60,8 @@ class DaemonProcess:
                 text=True,
                 env={k: v for k, v in os.environ.items() if not k.startswith("BLOOMGATED__")},
             )
+        # A test that fails may not come to its end.
+        atexit.register(self.kill)
         if ready:
             self.wait_ready()
 
