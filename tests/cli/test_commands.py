@@ -235,7 +235,8 @@ def test_check_exits_2_whatever_keeps_it_from_an_answer(run: Run, daemon: Daemon
         waiting.stdin.flush()
         assert waiting.stdout.readline() == b"no\tabsent\n"
         waiting.send_signal(signal.SIGINT)
-        assert waiting.communicate(timeout=30)[1].endswith(b"bloomgate: interrupted\n")
+        out, said = waiting.communicate(timeout=30)
+        assert said.endswith(b"bloomgate: interrupted\n"), (waiting.returncode, out[-50:], said)
         assert waiting.returncode == 2
 
 
