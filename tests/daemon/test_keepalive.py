@@ -23,7 +23,7 @@ from .preludes import HOLD_CALLS
 
 SMALLEST = ClientOptions(on_error="raise", keepalive_time=10, keepalive_timeout=1, admin_timeout=600)
 # Seconds that pass: two probes of the smallest interval in the suite, several of the published one at length.
-SPAN = rounds(21, 300)
+SPAN = rounds(21, 200)
 
 
 @pytest.mark.timeout(400)
