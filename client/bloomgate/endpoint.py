@@ -73,6 +73,8 @@ def check_target(target: object) -> str:
 
 
 def _check_token(token: object) -> str:
+    # As files and environments hand it over, with the end of its line.
+    token = token.strip() if isinstance(token, str) else token
     if isinstance(token, str) and re.fullmatch(r"[\x21-\x7e]+", token):
         return token
     # The value is a secret: say what it should be, not what it was.

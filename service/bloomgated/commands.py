@@ -25,8 +25,8 @@ EXIT_DAMAGED, EXIT_UNCHECKED = 1, 2
 def fsck(directory: Path, as_json: bool) -> None:
     """Check the data directory DIRECTORY of a daemon that is stopped, changing nothing.
 
-    Prints what it finds, one file a line, then how a start would find each filter. Exits 0 if a start would
-    serve everything whole, 1 on damage, 2 where it cannot be checked, such as under a running daemon.
+    Prints what it finds, one file a line, then how a start would find each filter. Exits 0 if all is as it
+    was written, which a backup can be too, 1 on damage, 2 where it cannot be checked, such as under a daemon.
     """
     # Here, not above: the kernel takes longer to import than the command line takes to read.
     from bloomgated.storage.fsck import check
@@ -57,13 +57,20 @@ def _summary(report: Report) -> str:
     if not report.last_seq and not report.filters:
         return "nothing was acknowledged here yet, a start would begin with no filters"
     whole, total = sum(not each.damage for each in report.filters), len(report.filters)
-    verdict = "damaged" if report.damaged else "sound"
-    return f"{verdict}, a start would serve {whole} of {total} filters whole, up to seq {report.last_seq}"
+    served = f"a start would serve {whole} of {total} filters whole, up to seq {report.last_seq}"
+    return f"{_verdict(report)}, {served}"
+
+
+def _verdict(report: Report) -> str:
+    if report.damaged:
+        return "damaged"
+    return "sound, but restored" if any(each.restored for each in report.filters) else "sound"
 
 
 def _plain(report: Report, summary: str) -> dict[str, Any]:
     return {
         "verdict": "damaged" if report.damaged else "sound",
+        "restored": any(each.restored for each in report.filters),
         "findings": [
             {"path": each.path, "reason": each.reason, "damage": each.damage} for each in report.findings
         ],

@@ -22,6 +22,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from bloomgated.config import Config, split_address
+from bloomgated.tls import TlsFiles
 from support.tools import program
 
 ROOT = Path(__file__).parents[2]
@@ -323,55 +324,115 @@ def test_the_image_holds_what_runs_and_nothing_else(installed: Installed) -> Non
 
 @dataclass
 class Secrets:
-    """What deploy/make-secrets.sh made, by the names that the compose file gives it."""
+    """What deploy/make-secrets.sh made, where the compose file mounts it."""
 
     folder: Path
 
-    def path(self, name: str) -> Path:
-        """The file of a secret."""
-        return self.folder / Path(compose()["secrets"][name]["file"]).name
+    def mapped(self, service: str, text: str) -> str:
+        """A text in which each file below /run/secrets is the one that ``service`` has there."""
+        file = compose()
+        (mount,) = [
+            Path(each.split(":")[0]).name
+            for each in file["services"][service]["volumes"]
+            if each.split(":")[1] == "/run/secrets"
+        ] or [""]
 
-    def mapped(self, text: str) -> str:
-        """A text in which each /run/secrets/NAME is its file."""
-        return re.sub(r"/run/secrets/(\w+)", lambda found: str(self.path(found[1])), text)
+        def found(name: re.Match[str]) -> str:
+            secret = file["secrets"].get(name[1])
+            return str(self.folder / (Path(secret["file"]).name if secret else f"{mount}/{name[1]}"))
+
+        return re.sub(r"/run/secrets/([\w.]+)", found, text)
+
+
+def make_secrets(folder: Path) -> subprocess.CompletedProcess[str]:
+    return run("sh", ROOT / "deploy" / "make-secrets.sh", folder)
 
 
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Secrets:
     folder = tmp_path_factory.mktemp("deploy") / "secrets"
-    made = run("sh", ROOT / "deploy" / "make-secrets.sh", folder)
+    made = make_secrets(folder)
     assert made.returncode == 0, made.stderr
     assert made.stderr == ""
     return Secrets(folder)
 
 
 def test_secrets_are_made_once_and_kept_from_others(secrets: Secrets) -> None:
-    """Running it again changes nothing; the folder keeps others out; git and the image never see it; all that
-    the compose file names is there, readable inside its container."""
-    before = {file: file.read_bytes() for file in secrets.folder.iterdir()}
-    again = run("sh", ROOT / "deploy" / "make-secrets.sh", secrets.folder)
-    assert (again.returncode, again.stdout) == (0, "")
-    assert {file: file.read_bytes() for file in secrets.folder.iterdir()} == before
+    """Running it again changes nothing; the folder keeps others out, and what is mounted is readable in its
+    container; git and the image never see any of it."""
+    files = [file for file in secrets.folder.rglob("*") if file.is_file()]
+    before = {file: file.read_bytes() for file in files}
+    again = make_secrets(secrets.folder)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert {file: file.read_bytes() for file in files} == before
     assert secrets.folder.stat().st_mode & 0o777 == 0o700
-    file = compose()
-    for name, secret in file["secrets"].items():
-        assert secret["file"].startswith("./secrets/")
-        assert secrets.path(name).stat().st_mode & 0o777 == 0o644, name
-    for name in ("ca.key", "operator.token"):
-        assert (secrets.folder / name).stat().st_mode & 0o777 == 0o600
-    used = {name for service in file["services"].values() for name in service.get("secrets", ())}
-    assert used == set(file["secrets"])
+    modes = {str(file.relative_to(secrets.folder)): file.stat().st_mode & 0o777 for file in files}
+    assert {name for name, mode in modes.items() if mode == 0o600} == {"ca.key", "operator.token"}
+    assert {name for name, mode in modes.items() if mode == 0o644} == modes.keys() - {
+        "ca.key",
+        "operator.token",
+    }
     assert "/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
     assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
+@pytest.mark.parametrize("gone", ["ca.pem", "ca.key", "daemon/certificate.pem", "daemon/key.pem"])
+def test_certificates_that_are_gone_are_made_anew_and_fit(
+    secrets: Secrets, tmp_path: Path, gone: str
+) -> None:
+    """Whatever is missing: afterwards the daemon's certificate is one that the authority signed."""
+    folder = tmp_path / "secrets"
+    shutil.copytree(secrets.folder, folder)
+    (folder / gone).unlink()
+    made = make_secrets(folder)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert "made" in made.stdout
+    files = (folder / "daemon" / "certificate.pem", folder / "daemon" / "key.pem")
+    TlsFiles(*files, None)
+    assert run("openssl", "verify", "-CAfile", folder / "ca.pem", files[0]).returncode == 0
+
+
+def test_a_token_that_is_gone_is_not_doubled(secrets: Secrets, tmp_path: Path) -> None:
+    """While its entry stands it would still be let in: the script says so and makes none. An auth file that
+    is gone is made of the tokens that are there."""
+    folder = tmp_path / "secrets"
+    shutil.copytree(secrets.folder, folder)
+    (folder / "operator.token").unlink()
+    made = make_secrets(folder)
+    assert made.returncode == 1
+    assert made.stderr.startswith("operator.token is gone, but daemon/auth.toml still lets it in")
+    shutil.copy(secrets.folder / "operator.token", folder)
+    auth = folder / "daemon" / "auth.toml"
+    before = auth.read_text()
+    auth.unlink()
+    made = make_secrets(folder)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert auth.read_text() == before
+
+
+def test_without_openssl_the_script_says_so(tmp_path: Path) -> None:
+    """Also where it is too old."""
+    old = tmp_path / "openssl"
+    old.write_text("#!/bin/sh\necho 'OpenSSL 1.1.1w  11 Sep 2023'\n")
+    old.chmod(0o755)
+    for path in (tmp_path, tmp_path / "nowhere"):
+        environment = {"PATH": f"{path}"}
+        made = run("/bin/sh", ROOT / "deploy" / "make-secrets.sh", tmp_path / "secrets", env=environment)
+        assert made.returncode == 1
+        assert "needs the command openssl in version 3 or newer" in made.stderr
+        assert not (tmp_path / "secrets").exists()
+
+
 def test_each_service_has_the_secrets_that_its_settings_name() -> None:
     """And no other: Prometheus sees neither the daemon's key nor its auth file. Nothing is insecure."""
-    services = compose()["services"]
-    daemon = " ".join(map(str, services["bloomgated"]["environment"].values()))
-    assert set(re.findall(r"/run/secrets/(\w+)", daemon)) == set(services["bloomgated"]["secrets"])
+    file = compose()
+    services = file["services"]
     scraper = (PROMETHEUS / "prometheus.yml").read_text()
     assert set(re.findall(r"/run/secrets/(\w+)", scraper)) == set(services["prometheus"]["secrets"])
+    assert set(services["prometheus"]["secrets"]) == set(file["secrets"])
+    # By its folder, so that files that are replaced are seen.
+    assert "./secrets/daemon:/run/secrets:ro" in services["bloomgated"]["volumes"]
+    assert "secrets" not in services["bloomgated"]
     assert "insecure" not in COMPOSE.read_text().lower()
 
 
@@ -385,10 +446,10 @@ def test_the_composed_daemon_is_scraped_by_the_composed_prometheus(
     grpc, http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     composed = compose()["services"]["bloomgated"]["environment"]
     environment = installed.environment(
-        **{name: secrets.mapped(str(value)) for name, value in composed.items()},
+        **{name: secrets.mapped("bloomgated", str(value)) for name, value in composed.items()},
         BLOOMGATED__DATA_DIR=str(tmp_path / "data"), BLOOMGATED__LISTEN=grpc, BLOOMGATED__HTTP=http,
     )  # fmt: skip
-    config = secrets.mapped((PROMETHEUS / "prometheus.yml").read_text())
+    config = secrets.mapped("prometheus", (PROMETHEUS / "prometheus.yml").read_text())
     config = config.replace(f"bloomgated:{http_port()}", http).replace("15s", "1s")
     (tmp_path / "prometheus.yml").write_text(config)
     shutil.copy(PROMETHEUS / "rules.yml", tmp_path)
@@ -413,7 +474,7 @@ def test_the_composed_daemon_is_scraped_by_the_composed_prometheus(
                 ).read_text()
         health = installed.command(stages()[-1].one("HEALTHCHECK").partition(" CMD ")[2])
         assert run(*health, env=environment).returncode == 0
-        asking = {**environment, "BLOOMGATE_TARGET": grpc, "BLOOMGATE_CA": str(secrets.path("authority"))}
+        asking = {**environment, "BLOOMGATE_TARGET": grpc, "BLOOMGATE_CA": str(secrets.folder / "ca.pem")}
         command = (installed.venv / "bin" / "bloomgate", "create", "coupons", "--capacity", "1000")
         assert "token is missing" in run(*command, env=asking).stderr
         asking["BLOOMGATE_TOKEN_FILE"] = str(secrets.folder / "operator.token")

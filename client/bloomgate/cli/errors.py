@@ -23,7 +23,8 @@ def as_sentence(error: BaseException) -> tuple[str, int]:
     from bloomgate.errors import BloomgateError, DeadlineExceeded, NotServing, Unavailable
 
     if isinstance(error, (Unavailable, DeadlineExceeded)) and not isinstance(error, NotServing):
-        return f"no answer; is bloomgated running, and is --target right? ({error})", EXIT_ERROR
+        hint = "is bloomgated running, is --target right, and does it want TLS (--ca)?"
+        return f"no answer; {hint} ({error})", EXIT_ERROR
     if isinstance(error, BloomgateError):
         return str(error), EXIT_ERROR
     return "", 0

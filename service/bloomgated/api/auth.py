@@ -94,4 +94,4 @@ def authorized(handler: Handler, rule: Rule) -> Handler:
 
 
 def _needs(roles: frozenset[Role]) -> NotAllowed:
-    return NotAllowed(f"this filter needs the role {' or '.join(sorted(roles))}")
+    return NotAllowed(f"this needs the role {' or '.join(sorted(roles))} on this filter")

@@ -41,6 +41,8 @@ class FoundFilter:
 
     name: str
     damage: str
+    restored: bool = False
+    """DAMAGED only because the directory is a backup, with all that the backup had."""
 
     @property
     def state(self) -> str:
@@ -61,7 +63,9 @@ class Report:
     @property
     def damaged(self) -> bool:
         """Whether anything is not as it was written, or would not be served whole."""
-        return any(each.damage for each in self.findings) or any(each.damage for each in self.filters)
+        return any(each.damage for each in self.findings) or any(
+            each.damage and not each.restored for each in self.filters
+        )
 
 
 def check(directory: Path) -> Report:
@@ -88,7 +92,7 @@ def _check(directory: Path) -> Report:
         found = judge(opened, snapshots, thorough=True)
     return Report(
         list(_findings(found, snapshots)),
-        [FoundFilter(each.name, each.damage) for each in found.filters],
+        [FoundFilter(each.name, each.damage, each.restored) for each in found.filters],
         opened.last_seq,
     )
 

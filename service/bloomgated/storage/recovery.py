@@ -66,6 +66,8 @@ class Recovered:
     files: tuple[SnapshotFile, ...] = ()
     bloom: BloomFilter | None = None
     damage: str = ""
+    restored: bool = False
+    """DAMAGED for no other reason than that it is of a backup, and may lack later Adds."""
     base_seq: int = 0
     last_seq: int = 0
     journal_bytes: int = 0
@@ -235,9 +237,11 @@ def _hold_restored(recovered: Recovered, past: Past) -> None:
         recovered.damage = f"{begun}, and besides: {recovered.damage}"
     else:
         recovered.damage = (
-            f"{begun}, so it may lack what was added after it: rebuild it, or drop it and load it again; if"
-            " nothing was added after the backup, start once with `bloomgated serve --assert-no-later-adds`"
+            f"{begun}, so it may lack what was added after it: load a new filter beside it, as"
+            " docs/OPERATIONS.md says; if nothing was added after the backup, start once with"
+            " `bloomgated serve --assert-no-later-adds`"
         )
+        recovered.restored = True
 
 
 def _judge_spec(spec: FilterSpec, file: SnapshotFile, recovered: Recovered) -> None:
