@@ -24,9 +24,10 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def _repeats_nothing(record: logging.LogRecord) -> bool:
-    """False for what gRPC says of metadata that is no UTF-8: it repeats it, and it may be nearly a token."""
-    return not record.getMessage().startswith("Invalid encoding on ")
+def _is_for_the_operator(record: logging.LogRecord) -> bool:
+    """False for what gRPC says of metadata that is no UTF-8, since it repeats it, and that may be nearly a
+    token; and of an answer that reached nobody, since callers that give up are no error of ours."""
+    return not record.getMessage().startswith(("Invalid encoding on ", "ExecuteBatchError"))
 
 
 def configure(level: str) -> None:
@@ -36,4 +37,4 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_repeats_nothing)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_for_the_operator)

@@ -31,24 +31,32 @@ def wrap(owner, name, what, concerns=lambda *_: True):
         return result
     setattr(owner, name, watched)
 
+storage = "bloomgated.storage."
+records = importlib.import_module(storage + "records")
+KINDS = {{records.KIND_CREATE: "create", records.KIND_DROP: "drop", records.KIND_ADD: "add",
+          records.KIND_SNAPSHOTS: "snapshots"}}
+
 class Watched(sqlite3.Connection):
-    doing = ""
+    doing = ()
 
     def execute(self, sql, *arguments):
         if sql.startswith("BEGIN"):
-            self.doing = ""
+            self.doing = ()
         elif sql.startswith("DELETE FROM journal"):
-            self.doing = "trim "
-        what = self.doing + sql if sql == "COMMIT" else sql
-        at(what, "before")
+            self.doing = ("trim",)
+        # A commit goes by all that is in it.
+        whats = ["COMMIT of " + each for each in self.doing] if sql == "COMMIT" else [sql]
+        for what in whats:
+            at(what, "before")
         result = super().execute(sql, *arguments)
-        at(what, "after")
+        for what in whats:
+            at(what, "after")
         return result
 
-    def executemany(self, sql, *arguments):
+    def executemany(self, sql, rows):
         if sql.startswith("INSERT INTO journal"):
-            self.doing = "journal "
-        return super().executemany(sql, *arguments)
+            self.doing = {{KINDS[row[1]] for row in rows if row[1] in KINDS}}
+        return super().executemany(sql, rows)
 
     def executescript(self, sql):
         what = "PRAGMA incremental_vacuum" if "vacuum" in sql else "schema"
@@ -67,11 +75,11 @@ wrap(os, "fsync", "fsync of a snapshot", lambda fd: path_of(fd).endswith(".bgf.t
 wrap(pathlib.Path, "rename", "rename of a snapshot", lambda path, _: path.name.endswith(".bgf.tmp"))
 wrap(pathlib.Path, "rename", "rename of the mark", lambda path, _: path.name.endswith("mark.new"))
 
-storage = "bloomgated.storage."
 snapshots = importlib.import_module(storage + "snapshots")
 recovery = importlib.import_module(storage + "recovery")
 mark = importlib.import_module(storage + "mark")
 snapshotter = importlib.import_module("bloomgated.snapshotter")
+catalog = importlib.import_module("bloomgated.catalog")
 for name in ("load", "move_aside", "remove"):
     wrap(snapshots.SnapshotStore, name, "SnapshotStore." + name)
 wrap(mark.MarkFile, "write", "MarkFile.write")
@@ -79,6 +87,8 @@ wrap(recovery, "read_catalog", "read_catalog")
 wrap(recovery, "_apply", "_apply")
 wrap(snapshotter.Snapshotter, "_record", "Snapshotter._record")
 wrap(snapshotter.Snapshotter, "forget", "Snapshotter.forget")
+for name in ("with_entry", "without"):
+    wrap(catalog.Catalog, name, "Catalog." + name)
 
 chunks = snapshots.image_chunks
 def watched_chunks(header):

@@ -28,8 +28,8 @@ from bloomgated.requests import Keys
 from daemon import inside
 from support.tally import LONG, record, rounds
 
-# So rare that no false positive is expected in all steps together: 400 * 40 steps of 30 keys against at most
-# 200 keys of another life make a chance below 1e-3.
+# So rare that hardly a false positive is expected in all steps together: 2000 * 40 of them with 20 keys each
+# ask of less than 2 million absent ones, a chance of 0.2 % in the long run.
 RATE = 1e-9
 NAMES = ("apple", "banana", "cherry")
 STEPS = 40
