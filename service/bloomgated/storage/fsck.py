@@ -22,7 +22,7 @@ from bloomgated.storage.database import (
     judge_database,
 )
 from bloomgated.storage.directory import DirectoryLock
-from bloomgated.storage.recovery import Judgement, judge
+from bloomgated.storage.recovery import Judgement, judge, readable
 from bloomgated.storage.snapshots import SnapshotStore
 
 
@@ -87,7 +87,7 @@ def _check(directory: Path) -> Report:
     if mark is None:
         return Report()
     snapshots = SnapshotStore(directory)
-    with _readable(directory) as copy:
+    with readable(snapshots), _readable(directory) as copy:
         opened = judge_database(directory / DATABASE_NAME, directory / MARK_NAME, mark, copy=copy)
         found = judge(opened, snapshots, thorough=True)
     return Report(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -135,16 +136,30 @@ def judge(
 
 
 def recover(past: Past, snapshots: SnapshotStore, *, assert_no_later_adds: bool = False) -> list[Recovered]:
-    """Rebuild every filter that exists; blocks. Raises JournalDamaged if the journal cannot be."""
-    found = judge(past, snapshots, assert_no_later_adds=assert_no_later_adds)
-    for flaw in found.unusable:
-        log.error("snapshot of %s cannot be used: %s: %s", flaw.filter.name, flaw.file.name, flaw.reason)
-        if snapshots.move_aside(flaw.file) is None:
-            log.error("snapshot %s of %s is missing", flaw.file.name, flaw.filter.name)
-    for name in found.unrecorded:
-        snapshots.remove(name)
-        log.info("removed %s, which no record names", name)
-    return found.filters
+    """Rebuild every filter that exists; blocks. Raises JournalDamaged if the journal cannot be, StartError if
+    the disk does not let it."""
+    with readable(snapshots):
+        found = judge(past, snapshots, assert_no_later_adds=assert_no_later_adds)
+        for flaw in found.unusable:
+            log.error("snapshot of %s cannot be used: %s: %s", flaw.filter.name, flaw.file.name, flaw.reason)
+            if snapshots.move_aside(flaw.file) is None:
+                log.error("snapshot %s of %s is missing", flaw.file.name, flaw.filter.name)
+        for name in found.unrecorded:
+            snapshots.remove(name)
+            log.info("removed %s, which no record names", name)
+        return found.filters
+
+
+@contextmanager
+def readable(snapshots: SnapshotStore) -> Iterator[None]:
+    """Within: what the disk refuses of the snapshots is a StartError. It is no verdict on any of them."""
+    try:
+        yield
+    except OSError as error:
+        raise StartError(
+            f"{error.filename or snapshots.folder}: the disk refuses it ({error.strerror}); mend the disk and"
+            " start again, nothing is lost by waiting"
+        ) from None
 
 
 def read_catalog(entries: Iterable[Placed]) -> dict[int, Recovered]:
