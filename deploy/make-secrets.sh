@@ -15,6 +15,7 @@ case "$(openssl version 2>&1)" in
 esac
 mkdir -p "$folder/daemon"
 cd "$folder"
+chmod 700 .
 # The folder keeps others out. What is in it is mounted into containers that run as other users, so it is readable
 # there; the authority's key and the operator's token go nowhere, so they are not.
 chmod 755 daemon
@@ -24,7 +25,12 @@ quietly() {
   said=$("$@" 2>&1) || { printf '%s\n' "$said" >&2; exit 1; }
 }
 
-if [ ! -e ca.pem ] || [ ! -e ca.key ]; then
+if [ -e ca.pem ] && [ ! -e ca.key ]; then
+  if [ ! -e daemon/certificate.pem ] || [ ! -e daemon/key.pem ]; then
+    echo "ca.key is not here to sign a certificate with: put it back, or remove ca.pem for another authority" >&2
+    exit 1
+  fi
+elif [ ! -e ca.pem ]; then
   quietly openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -days 3650 \
     -keyout ca.key -out ca.pem -subj "/CN=bloomgate authority"
   chmod 644 ca.pem

@@ -27,7 +27,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -85,6 +86,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 READERS = frozenset((Role.READ, Role.REPLICA))
+REPLICAS = frozenset((Role.REPLICA,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,14 @@ ANYONE = Principal("anyone", (Grant.of(Role, ("*",)),))
 """Whoever can connect, where nobody is asked who they are."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What one reading of the file said: id -> hash and whose it is; certificate name -> grants."""
+
+    tokens: Mapping[str, tuple[str, Principal | None]]
+    certificates: Mapping[str, tuple[Grant, ...]]
+
+
 class Access(Watched):
     """The entries of an auth file. Reading it again replaces them whole; a wrong file changes nothing."""
 
@@ -135,9 +145,7 @@ class Access(Watched):
     def __init__(self, file: Path) -> None:
         """Raises ConfigError, one sentence with the path and what is wrong."""
         self._file = file
-        self._tokens: dict[str, _Token] = {}
-        self._certificates: dict[str, tuple[Grant, ...]] = {}
-        self._principals: dict[str, Principal] = {}
+        self._known = _Known({}, {})
         super().__init__((file,))
 
     def read(self) -> None:
@@ -147,10 +155,12 @@ class Access(Watched):
         for each in entries.certificate:
             grant = Grant.of(each.roles, each.filters)
             certificates[each.name] = (*certificates.get(each.name, ()), grant)
-        self._principals = {
-            each.id: Principal(each.name, (Grant.of(each.roles, each.filters),)) for each in entries.token
+        tokens = {
+            each.id: (each.hash, Principal(each.name, (Grant.of(each.roles, each.filters),)))
+            for each in entries.token
         }
-        self._tokens, self._certificates = {each.id: each for each in entries.token}, certificates
+        # In one step: calls are being judged meanwhile, in another thread.
+        self._known = _Known(tokens, certificates)
 
     def authenticate(self, authorization: Sequence[str], names: Iterable[str]) -> Principal:
         """Who calls with these Authorization values and, verified, these certificate names.
@@ -160,8 +170,8 @@ class Access(Watched):
         """
         if authorization:
             return self._of_token(authorization)
-        known = [name for name in names if name]
-        grants = tuple(grant for name in known for grant in self._certificates.get(name, ()))
+        known, certificates = [name for name in names if name], self._known.certificates
+        grants = tuple(grant for name in known for grant in certificates.get(name, ()))
         if grants:
             return Principal(known[0], grants)
         if known:
@@ -181,11 +191,11 @@ class Access(Watched):
         found = _TOKEN.fullmatch(token.strip())
         if len(authorization) != 1 or scheme.lower() != "bearer" or found is None:
             raise NotAuthenticated
-        entry = self._tokens.get(found[1])
-        right = hmac.compare_digest(hash_of(found[0]), entry.hash if entry is not None else _NO_HASH)
-        if entry is None or not right:
+        kept, principal = self._known.tokens.get(found[1], (_NO_HASH, None))
+        right = hmac.compare_digest(hash_of(found[0]), kept)
+        if principal is None or not right:
             raise NotAuthenticated
-        return self._principals[entry.id]
+        return principal
 
 
 def hash_of(token: str) -> str:
@@ -208,7 +218,7 @@ def append(file: Path, entry: str) -> None:
     try:
         before = file.read_text("utf-8") if file.exists() else ""
         if before:
-            _read(file)
+            _read(file, may_be_empty=True)
         aside = file.with_name(f"{file.name}.new")
         aside.unlink(missing_ok=True)
         with open(
@@ -229,7 +239,7 @@ def append(file: Path, entry: str) -> None:
         raise ConfigError(f"{file}: cannot be written ({error.strerror})") from None
 
 
-def _read(file: Path) -> _File:
+def _read(file: Path, *, may_be_empty: bool = False) -> _File:
     table = read_toml(file)
     try:
         entries = msgspec.convert(table, _File)
@@ -238,10 +248,10 @@ def _read(file: Path) -> _File:
         where = path.strip("`").removeprefix("$.") or "the file"
         # It repeats what stands in the file, whatever that is.
         raise ConfigError(f"{file}: {where}: {named(reason)}") from None
-    if not entries.token and not entries.certificate:
+    if not may_be_empty and not entries.token and not entries.certificate:
         # More likely cut than meant: nobody could come in.
         raise ConfigError(f"{file}: names nobody; `bloomgated token new` makes an entry")
-    ids = [each.id for each in entries.token]
-    if twice := {each for each in ids if ids.count(each) > 1}:
+    ids = Counter(each.id for each in entries.token)
+    if twice := {each for each, times in ids.items() if times > 1}:
         raise ConfigError(f"{file}: token id {min(twice)} stands there twice")
     return entries

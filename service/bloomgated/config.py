@@ -62,7 +62,8 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys_per_call: Count = 100_000
     bytes_per_key: Bytes = 64 << 10
     bytes_per_call: Annotated[int, Meta(ge=1, le=2**28)] = 16 << 20
-    """Bytes of all keys or digests of one call together. gRPC's own limit is four times that, and a MiB."""
+    """Bytes of all keys or digests of one call together. gRPC's own limit is above that by five bytes a
+    key, and a MiB."""
     concurrent_calls: Count = 1000
     """Unary calls under way at once; beyond, calls are refused with a retry delay. Health checks are not
     counted."""

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ class Daemon:
         self._journal: SqliteJournal | None = None
         self._watched, self._exposed = watched, exposed
         self._stop = asyncio.Event()
-        self._look = asyncio.Event()
+        self._look = threading.Event()
         self._signals = 0
         self._tending: asyncio.Future[None] | None = None
         self._exit_code = 0
@@ -95,7 +96,8 @@ class Daemon:
         lock = DirectoryLock(directory)
         try:
             grpc_address, http_address = await self._listen()
-            watching = asyncio.ensure_future(self._watch())
+            # Of its own, not waited for at the end: a file may hang, and the loop's threads all be busy.
+            threading.Thread(target=self._watch, name="files", daemon=True).start()
             try:
                 opening = asyncio.ensure_future(self._open())
                 stopping = asyncio.ensure_future(self._stop.wait())
@@ -115,7 +117,6 @@ class Daemon:
                     )
                     await self._serve(stopping)
             finally:
-                watching.cancel()
                 await self._drain()
         finally:
             lock.release()
@@ -128,17 +129,21 @@ class Daemon:
         http_port = await self._web.start(http_host, http_port)
         await self._api.start()
         for listener in self._exposed:
-            log.warning("insecure: strangers can reach %s, and nobody asks who they are", listener)
+            log.warning("insecure: %s can be reached without TLS and a way to know who calls", listener)
         return join_address(host, port), join_address(http_host, http_port)
 
-    async def _watch(self) -> None:
-        """Read certificates and tokens again when they change, until cancelled."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), RELOAD_EVERY)
+    def _watch(self) -> None:
+        """Read certificates and tokens again when they change, for as long as the process lives."""
+        while self._watched:
+            self._look.wait(RELOAD_EVERY)
             self._look.clear()
             for each in self._watched:
-                await asyncio.to_thread(each.reload_if_changed)
+                try:
+                    each.reload_if_changed()
+                except Exception:
+                    # Looked at again the next time: a token that was revoked must not stay for good.
+                    each.failed = True
+                    log.exception("%s: looking at the files failed", each.what)
 
     async def _open(self) -> None:
         """Recover, off the loop: health must answer NOT_SERVING meanwhile."""

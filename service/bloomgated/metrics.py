@@ -89,7 +89,7 @@ class DaemonMetrics:
         """``exposed``: the listeners that strangers can reach; ``watched``: what is read again."""
         self.registry = CollectorRegistry()
         insecure = Gauge(
-            "bloomgate_insecure", "Whether strangers can reach a listener.", ("listener",),
+            "bloomgate_insecure", "Whether it is reached without TLS and names.", ("listener",),
             registry=self.registry,
         )  # fmt: skip
         for listener in ("grpc", "http"):

@@ -33,11 +33,14 @@ class Room:
         self._limits, self._catalog = limits, catalog
         self._new: list[int] = []
         """Bytes of the filters that are being created."""
+        self._growing: list[int] = []
+        """Bytes of the bodies that are being allocated for filters that exist."""
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all filters' bodies, those being created included."""
-        return sum(entry.memory_bytes for entry in self._catalog()) + sum(self._new)
+        """Bytes of all filters' bodies, those included that are being allocated or spare."""
+        held = sum(entry.memory_bytes + _spare_bytes(entry) for entry in self._catalog())
+        return held + sum(self._new) + sum(self._growing)
 
     @asynccontextmanager
     async def for_new(self, spec: BodySpec) -> AsyncIterator[BloomBody]:
@@ -78,18 +81,35 @@ class Room:
                 # The kernel's word for what it was given; the operator knows it under this one.
                 limit, allowed = "filter_bytes", limits.filter_bytes
             raise errors.FilterFull(entry.name, limit, allowed, full.needed) from None
-        # What all filters take is asked when this one grows: too dear for every Add.
-        growth = sum(step.spec.nbytes for step in plan.growths)
-        if growth and (needed := self.memory_bytes + growth) > limits.total_bytes:
-            raise errors.FilterFull(entry.name, "total_bytes", limits.total_bytes, needed)
+        if plan.growths and not _fits(entry, plan):
+            # What is spare is for another plan, and this one may need the room.
+            entry.spare = []
+            self._check_growth(entry, plan)
         return plan
+
+    def _check_growth(self, entry: Entry, plan: AddPlan) -> int:
+        """The bytes that a plan adds. What all take is asked only here: too dear for every Add."""
+        growth = sum(step.spec.nbytes for step in plan.growths)
+        needed, allowed = self.memory_bytes + growth, self._limits.total_bytes
+        if needed > allowed:
+            raise errors.FilterFull(entry.name, "total_bytes", allowed, needed)
+        return growth
 
     async def allocate_aside(self, entry: Entry, plan: AddPlan) -> None:
         """Have a plan's bodies spare for the next look. Raises Overloaded."""
         async with entry.allocating:
             # Another Add may have done it meanwhile.
             if better_allocated_aside(entry, plan):
-                entry.spare = await asyncio.to_thread(_allocated, entry, plan)
+                growth = self._check_growth(entry, plan)
+                self._growing.append(growth)
+                try:
+                    entry.spare = await asyncio.to_thread(_allocated, entry, plan)
+                finally:
+                    self._growing.remove(growth)
+
+
+def _spare_bytes(entry: Entry) -> int:
+    return sum(body.spec.nbytes for body in entry.spare)
 
 
 def better_allocated_aside(entry: Entry, plan: AddPlan) -> bool:

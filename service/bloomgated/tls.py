@@ -68,6 +68,9 @@ class TlsFiles(Watched):
 
         outer = self._judged()
         outer.sni_callback = newest
+        # A session that is resumed brings its certificate along unjudged, perhaps by roots of long ago.
+        outer.num_tickets = 0
+        outer.options |= ssl.OP_NO_TICKET
         return outer
 
     def _material(self) -> Material:

@@ -183,6 +183,14 @@ def test_digests_need_the_role_for_hash_specs(guarded: Guarded, method: str) -> 
     assert isinstance(allowed, Failure) == (method == "Add")
 
 
+def test_the_hash_id_is_shown_to_those_who_may_have_the_seed(guarded: Guarded) -> None:
+    """A seed of 32 bits can be found by trying them all against it."""
+    for name in ("read", "admin", "both", "replica", "root"):
+        with guarded.client(name) as client:
+            shown = {each.hash_id for each in client.list_filters() if each.name == MINE}
+        assert (shown != {0}) == (name in ("replica", "root")), name
+
+
 def test_lists_show_what_the_caller_may_see(guarded: Guarded) -> None:
     """A list is filtered by the globs, and by the roles that see stats."""
 

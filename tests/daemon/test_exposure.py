@@ -87,7 +87,7 @@ def test_an_insecure_daemon_says_so(start_daemon: Any) -> None:
     _, metrics = daemon.get("/metrics")
     assert 'bloomgate_insecure{listener="grpc"} 1.0' in metrics
     assert 'bloomgate_insecure{listener="http"} 0.0' in metrics
-    assert "insecure: strangers can reach grpc" in daemon.log()
+    assert "insecure: grpc can be reached without TLS" in daemon.log()
     assert daemon.stop() == 0
     daemon = start_daemon(directory=daemon.directory.parent / "other")
     _, metrics = daemon.get("/metrics")

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import sqlite3
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -575,6 +576,23 @@ def test_a_snapshot_that_cannot_be_written_leaves_those_before_it(
         folder.unlink()
         away.rename(folder)
         assert admin.SnapshotFilter(request).filter.snapshot_seq > first.snapshot_seq
+
+
+def test_a_process_without_files_left_is_no_proof_that_the_port_is_gone(start_daemon: StartDaemon) -> None:
+    """Whoever opens connections until no file is left must not end the daemon."""
+    prelude = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+    daemon = start_daemon("--set", "snapshot.check_every=0.02", prelude=prelude)
+    host, _, port = daemon.http.rpartition(":")
+    crowd = [socket.create_connection((host, int(port))) for _ in range(100)]
+    try:
+        for _ in range(20):
+            with pytest.raises(subprocess.TimeoutExpired):
+                daemon.process.wait(0.05)
+    finally:
+        for each in crowd:
+            each.close()
+    eventually(lambda: health_of(daemon.grpc) is SERVING or health_of(daemon.grpc) == SERVING)
+    assert daemon.stop() == 0
 
 
 def test_a_daemon_whose_grpc_port_is_gone_ends(start_daemon: StartDaemon, release: Path) -> None:

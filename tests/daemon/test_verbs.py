@@ -25,6 +25,7 @@ from bloomgate.filters.bloom import BloomBody
 from bloomgate.filters.hashing import Hasher, HashScheme
 from bloomgate.v1 import admin_pb2, filters_pb2
 from bloomgate.v1 import filters_pb2 as pb
+from bloomgated.access import ANYONE
 from bloomgated.api.convert import stats_message
 from bloomgated.config import LimitsConfig
 from bloomgated.requests import Asked, Keys
@@ -357,7 +358,7 @@ def test_stats_of_a_filter_that_grows_meanwhile_agree(
                 return count(body)  # type: ignore[no-any-return]
 
             monkeypatch.setattr(BloomBody, "bits_set", property(busy))
-            shown = stats_message(await gate.stats("name"))
+            shown = stats_message(await gate.stats("name"), ANYONE)
             assert len(bloom.bodies) > len(shown.bodies)
             return shown
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bloomgate.errors import NotAllowed
-from bloomgated.access import ANYONE, READERS, Access, Principal, Role
+from bloomgated.access import ANYONE, READERS, REPLICAS, Access, Principal, Role
 from bloomgated.api.interceptors import Context, Handler
 
 
@@ -24,7 +24,6 @@ class Rule:
     field: str = "filter"
 
 
-_REPLICA = frozenset((Role.REPLICA,))
 _WRITE = frozenset((Role.WRITE,))
 _ADMIN = frozenset((Role.ADMIN,))
 SEES = READERS | _ADMIN
@@ -35,7 +34,7 @@ RULES: Mapping[str, Rule] = {
     "MightContain": Rule(READERS),
     "Stats": Rule(SEES),
     "ReportOutcomes": Rule(READERS),
-    "HashSpec": Rule(_REPLICA),
+    "HashSpec": Rule(REPLICAS),
     "CreateFilter": Rule(_ADMIN, "name"),
     "ListFilters": Rule(frozenset(Role), ""),
     "DropFilter": Rule(_ADMIN, "name"),
@@ -86,8 +85,8 @@ def authorized(handler: Handler, rule: Rule) -> Handler:
             if not caller.may(rule.roles, name):
                 raise _needs(rule.roles)
             # Digests are made with the seed, and tell of keys to whoever has it.
-            if getattr(request, "digests", b"") and not caller.may(_REPLICA, name):
-                raise _needs(_REPLICA)
+            if getattr(request, "digests", b"") and not caller.may(REPLICAS, name):
+                raise _needs(REPLICAS)
         return await handler(request, caller)
 
     return authorizing

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bloomgate import errors
 from bloomgate.filters import DIGEST_BYTES, FilterSpec, HashScheme, Kind, OnFull, ParameterError
 from bloomgate.v1 import filters_pb2 as pb
+from bloomgated.access import REPLICAS, Principal
 from bloomgated.config import LimitsConfig
 from bloomgated.requests import Asked, Keys, Stats
 
@@ -91,8 +92,11 @@ def hash_spec_message(spec: FilterSpec) -> pb.HashSpecResponse:
     return message
 
 
-def stats_message(stats: Stats) -> pb.FilterStats:
-    """What a filter is, how full it is and what it saved."""
+def stats_message(stats: Stats, caller: Principal) -> pb.FilterStats:
+    """What a filter is, how full it is and what it saved.
+
+    Its hash id is for those who may have the seed: whoever has that of a seed of 32 bits can try them all.
+    """
     entry, fill = stats.entry, stats.fill
     message = pb.FilterStats(
         name=entry.name,
@@ -100,7 +104,7 @@ def stats_message(stats: Stats) -> pb.FilterStats:
         state=pb.FilterState.Value(f"FILTER_STATE_{entry.state}"),
         damage=entry.damage,
         generation=entry.generation,
-        hash_id=entry.spec.hasher.hash_id,
+        hash_id=entry.spec.hasher.hash_id if caller.may(REPLICAS, entry.name) else 0,
         bits=fill.bits,
         bits_set=fill.bits_set,
         memory_bytes=fill.memory_bytes,

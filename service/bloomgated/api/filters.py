@@ -27,9 +27,9 @@ class FilterService:
         answers, degraded = await self._gate.might_contain(request.filter, keys)
         return pb.MightContainResponse(answers=map(_ANSWERS.__getitem__, answers), degraded=degraded)
 
-    async def Stats(self, request: pb.StatsRequest, _: Principal) -> pb.StatsResponse:  # noqa: N802
+    async def Stats(self, request: pb.StatsRequest, caller: Principal) -> pb.StatsResponse:  # noqa: N802
         """What a filter is, how full it is and what it saved."""
-        stats = convert.stats_message(await self._gate.stats(request.filter))
+        stats = convert.stats_message(await self._gate.stats(request.filter), caller)
         return pb.StatsResponse(filter=stats, limits=convert.limits_message(self._gate.limits))
 
     async def ReportOutcomes(  # noqa: N802

@@ -93,13 +93,17 @@ def parsed(handler: Handler, parse: Callable[[bytes], Any], turn: Turn) -> Handl
         return await work(data, caller)
 
     async def work(data: Any, caller: Any) -> Any:
-        try:
-            request = parse(data)
-        except DecodeError:
-            raise errors.InvalidRequest("request", "the request is not a message of this call") from None
-        return await handler(request, caller)
+        return await handler(request_of(data, parse), caller)
 
     return parsing
+
+
+def request_of(data: bytes, parse: Callable[[bytes], Any]) -> Any:
+    """The request that bytes stand for. Raises InvalidRequest."""
+    try:
+        return parse(data)
+    except DecodeError:
+        raise errors.InvalidRequest("request", "the request is not a message of this call") from None
 
 
 def translated(handler: Handler) -> Handler:

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
 
 from bloomgate.v1 import admin_pb2, filters_pb2
 from bloomgated.access import Access
@@ -77,8 +77,7 @@ class ApiServer:
         )
         for descriptor, service in ((_FILTERS, FilterService(gate)), (_ADMIN, AdminService(gate))):
             self._register(descriptor, service)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(self._reflection, self._server)
+        self._server.add_generic_rpc_handlers((self._health.handlers(), self._reflection.handlers()))
 
     def _register(self, descriptor: ServiceDescriptor, service: object) -> None:
         handlers = {}
@@ -118,10 +117,10 @@ class ApiServer:
         """Whether its own port takes connections: a server of gRPC's can end without a word."""
         try:
             _, writer = await asyncio.wait_for(asyncio.open_connection(*self._address), 5)
-        except OSError:
+        except ConnectionRefusedError:
             return False
-        except TimeoutError:
-            # Taken by the system, so it listens; just now nobody has the time.
+        except (OSError, TimeoutError):
+            # No proof: this process may have no file or memory left to ask with, or no time.
             return True
         writer.close()
         return True

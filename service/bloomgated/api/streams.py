@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from bloomgated.api.auth import Doorkeeper
-from bloomgated.api.interceptors import Bound, Context, refuse
+from bloomgated.api.interceptors import Bound, Context, refuse, request_of, translated
 
 _STOPPING = (grpc.StatusCode.UNAVAILABLE, "bloomgated is stopping")
 
@@ -46,17 +46,28 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._news.set()
         self._news = asyncio.Event()
 
-    async def Check(  # noqa: N802
-        self, request: health_pb2.HealthCheckRequest, context: Context
-    ) -> health_pb2.HealthCheckResponse:
+    def handlers(self) -> Any:
+        """Its methods, which parse requests themselves: gRPC would tell of what went wrong with that."""
+        serialize = health_pb2.HealthCheckResponse.SerializeToString
+        methods = {
+            "Check": grpc.unary_unary_rpc_method_handler(
+                translated(self.Check), response_serializer=serialize
+            ),
+            "Watch": grpc.unary_stream_rpc_method_handler(self.Watch, response_serializer=serialize),
+        }
+        return grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods)
+
+    async def Check(self, data: bytes, context: Context) -> health_pb2.HealthCheckResponse:  # noqa: N802
         """The status now; NOT_FOUND for a name that is not served here."""
+        request = request_of(data, health_pb2.HealthCheckRequest.FromString)
         if request.service not in self._names:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no service of that name")
         return health_pb2.HealthCheckResponse(status=self._status)
 
-    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:  # noqa: N802
+    async def Watch(self, data: bytes, context: Context) -> None:  # noqa: N802
         """Send the status now and whenever it changes."""
         try:
+            request = request_of(data, health_pb2.HealthCheckRequest.FromString)
             with self._watchers.hold():
                 await self._watch(request, context)
         except grpc.aio.AbortError:
@@ -85,6 +96,14 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-define
         super().__init__(names)
         self._streams, self._door = streams, door
         self._ended = asyncio.Event()
+
+    def handlers(self) -> Any:
+        """Its method, which parses requests itself, as those of Health do."""
+        method = grpc.stream_stream_rpc_method_handler(
+            self.ServerReflectionInfo,
+            response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, {"ServerReflectionInfo": method})
 
     def end(self) -> None:
         """End all streams."""
@@ -121,9 +140,10 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-define
                 if not request.done():
                     return
                 try:
-                    yield request.result()
+                    data = request.result()
                 except StopAsyncIteration:
                     return
+                yield request_of(data, reflection_pb2.ServerReflectionRequest.FromString)
         finally:
             ended.cancel()
             if request is not None:

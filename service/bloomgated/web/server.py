@@ -145,6 +145,7 @@ def _certificate_names(request: web.Request) -> Iterator[str]:
     """The common name and the alternative names of the certificate that the caller proved to have."""
     connection = request.transport.get_extra_info("ssl_object") if request.transport else None
     shown = connection.getpeercert() if connection is not None else None
-    if shown:
+    # Of a session that was resumed, it was judged then and not now.
+    if connection is not None and shown and not connection.session_reused:
         yield from (value for part in shown.get("subject", ()) for key, value in part if key == "commonName")
         yield from (value for _, value in shown.get("subjectAltName", ()))
