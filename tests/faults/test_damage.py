@@ -177,6 +177,8 @@ def damages(file: Path) -> Iterator[tuple[str, Callable[[Path], None]]]:
             yield "flip", lambda file, place=place, bit=bit: flip(file, place, 1 << bit)
     for lie, _ in HOSTILE.values():
         yield "hostile", lambda file, lie=lie: file.write_bytes(lie())
+        # Of the size that was recorded, so that it is read and not only measured.
+        yield "hostile", lambda file, lie=lie: file.write_bytes(lie().ljust(size, b"\0"))
     yield "hostile", lambda file: file.write_bytes(forged())
     yield "gone", lambda file: file.unlink()
 

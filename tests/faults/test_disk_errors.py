@@ -5,8 +5,9 @@ A sample of the calls in the suite, all of them in the long run.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 
 from bloomgate.v1 import admin_pb2, filters_pb2
 from daemon.calls import failure
-from support.daemon import MAIN, DaemonProcess
+from storage.making import flip
+from support.daemon import COMMAND, DaemonProcess
 from support.tally import record, sample
 from support.tools import program
 
@@ -25,6 +27,32 @@ RATE = 1e-9
 # What a call ends in that comes while the daemon stops: gRPC ends what it has not begun in its own way.
 ENDING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 LOG, DATABASE, MARK = "bloomgate.db-wal", "bloomgate.db", "bloomgate.db-mark"
+
+
+def start_failing(
+    directory: Path, log: Path, calls: str, fault: str, path: Path
+) -> subprocess.CompletedProcess[str]:
+    """Start on ``directory`` while ``calls`` on ``path`` end in ``fault``; where it serves all the same, stop
+    it."""
+    command = [
+        program("strace", "strace"), "-f", "-qq", "-o", str(log), "-P", str(path),
+        "-e", f"trace={calls}", "-e", f"inject={calls}:{fault}",
+        *COMMAND, "serve", "--data-dir", str(directory), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tracer:
+        try:
+            assert tracer.stdout is not None
+            said = tracer.stdout.readline()
+            if said:
+                # strace itself does not pass it on.
+                children = Path(f"/proc/{tracer.pid}/task/{tracer.pid}/children").read_text()
+                os.kill(int(children), signal.SIGTERM)
+            _, complaint = tracer.communicate(timeout=30)
+        except BaseException:
+            tracer.kill()
+            raise
+    assert Trace(log).injected >= 1
+    return subprocess.CompletedProcess(command, tracer.returncode, said, complaint)
 
 
 class Lived:
@@ -144,7 +172,7 @@ def test_a_journal_that_cannot_be_written_ends_the_daemon(
             ("rename", "error=ENOSPC", "SNAPSHOT.tmp"),
             ("fsync", "error=EIO", "snapshots"),
         ],
-        4,
+        3,
     ),
 )
 def test_a_snapshot_that_cannot_be_written_changes_nothing(
@@ -201,7 +229,7 @@ def test_old_files_that_cannot_be_removed_hold_up_nothing(lived: Lived, tmp_path
             ("pwrite64", "error=ENOSPC", DATABASE),
             ("pwrite64", "error=EROFS", MARK),
         ],
-        4,
+        3,
     ),
 )
 def test_a_start_on_a_failing_disk_is_refused(
@@ -210,20 +238,66 @@ def test_a_start_on_a_failing_disk_is_refused(
     """One sentence with the path and the reason, exit 1, nothing of what was read is lost; on a disk that is
     well again it starts with all that was acknowledged."""
     lived.daemon.kill()
-    log = tmp_path / "strace"
-    command = [
-        program("strace", "strace"), "-f", "-qq", "-o", str(log), "-P", str(lived.path(name)),
-        "-e", f"trace={calls}", "-e", f"inject={calls}:{fault}",
-        sys.executable, "-c", MAIN, "serve", "--data-dir", str(lived.directory),
-        "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
-    ]  # fmt: skip
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert Trace(log).injected >= 1
+    ended = start_failing(lived.directory, tmp_path / "strace", calls, fault, lived.path(name))
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("bloomgated: ")
     assert str(lived.directory) in ended.stderr
     assert ended.stderr.count("\n") == 1, ended.stderr
     lived.restarts()
+    record(
+        "disk error during a start", 1, "refuses with path, reason and hint; recovers once the disk is well"
+    )
+
+
+@pytest.mark.parametrize(
+    ("calls", "fault"),
+    sample([("read", "error=EIO"), ("openat", "error=EIO"), ("openat", "error=EACCES")], 1),
+)
+def test_a_snapshot_that_cannot_be_read(lived: Lived, tmp_path: Path, calls: str, fault: str) -> None:
+    """One that the disk no longer gives back is moved aside and the one before it serves; one that this
+    process may not read is a sentence, and stays where it is."""
+    lived.daemon.kill()
+    newest = lived.directory / "snapshots" / f"{1:016x}-1-2.bgf"
+    whole = newest.read_bytes()
+    ended = start_failing(lived.directory, tmp_path / "strace", calls, fault, newest)
+    if "EACCES" in fault:
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert ended.stderr.startswith(f"bloomgated: {newest}: cannot be read (")
+        assert newest.read_bytes() == whole
+    else:
+        assert ended.returncode == 0
+        assert "snapshot of fruit cannot be used" in ended.stderr
+        assert newest.with_name(f"{newest.name}.damaged-0").read_bytes() == whole
+    lived.restarts()
+
+
+@pytest.mark.parametrize(
+    ("calls", "fault", "name"),
+    sample(
+        [
+            ("rename", "error=EROFS", f"{1:016x}-1-2.bgf"),
+            ("fsync", "error=EIO", ""),
+            ("openat", "error=EIO", ""),
+            ("getdents64", "error=EIO", ""),
+        ],
+        1,
+    ),
+)
+def test_a_folder_of_snapshots_that_fails_a_start_is_a_sentence(
+    lived: Lived, tmp_path: Path, calls: str, fault: str, name: str
+) -> None:
+    """Where it cannot be listed, or a damaged snapshot not be moved aside: path and reason, exit 1; on a disk
+    that is well again it starts with all that was acknowledged."""
+    lived.daemon.kill()
+    folder = lived.directory / "snapshots"
+    flip(folder / f"{1:016x}-1-2.bgf", 1000, 1)
+    ended = start_failing(lived.directory, tmp_path / "strace", calls, fault, folder / name)
+    lived.restarts()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    # What was found damaged before it is in the log.
+    sentence = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
+    assert len(sentence) == 1, ended.stderr
+    assert sentence[0].startswith(f"bloomgated: {folder}")
     record(
         "disk error during a start", 1, "refuses with path, reason and hint; recovers once the disk is well"
     )

@@ -42,7 +42,7 @@ def failing(
         command += ["-P", str(path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
         try:
-            _attached(daemon)
+            _attached(daemon, tracer)
             yield Trace(log)
         finally:
             # It lets go of the process, if that is still there.
@@ -50,9 +50,12 @@ def failing(
             tracer.wait(30)
 
 
-def _attached(daemon: DaemonProcess) -> None:
+def _attached(daemon: DaemonProcess, tracer: subprocess.Popen[str]) -> None:
     """Return once every thread of the daemon is traced."""
     for _ in range(100_000):
+        if tracer.poll() is not None:
+            assert tracer.stderr is not None
+            raise AssertionError(f"strace did not attach: {tracer.stderr.read()}")
         tasks = list(Path(f"/proc/{daemon.process.pid}/task").iterdir())
         states = [re.search(r"TracerPid:\s+(\d+)", (task / "status").read_text()) for task in tasks]
         if all(found and found[1] != "0" for found in states):
