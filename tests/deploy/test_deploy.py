@@ -376,7 +376,7 @@ def test_secrets_are_made_once_and_kept_from_others(secrets: Secrets) -> None:
     assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
-@pytest.mark.parametrize("gone", ["ca.pem", "ca.key", "daemon/certificate.pem", "daemon/key.pem"])
+@pytest.mark.parametrize("gone", ["ca.pem", "daemon/certificate.pem", "daemon/key.pem"])
 def test_certificates_that_are_gone_are_made_anew_and_fit(
     secrets: Secrets, tmp_path: Path, gone: str
 ) -> None:

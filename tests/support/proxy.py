@@ -26,8 +26,9 @@ class Proxy:
             while True:
                 near, _ = self._listener.accept()
                 self.connections += 1
+                self._open.append(near)
                 far = socket.create_connection(self._target)
-                self._open += [near, far]
+                self._open.append(far)
                 for source, sink in ((near, far), (far, near)):
                     threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
 
