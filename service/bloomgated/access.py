@@ -178,6 +178,11 @@ class Access(Watched):
             raise NotAllowed("no entry names this certificate")
         raise NotAuthenticated
 
+    @property
+    def knows_certificates(self) -> bool:
+        """Whether a certificate alone may say who calls."""
+        return bool(self._known.certificates)
+
     def sees_all(self, authorization: str | None, names: Iterable[str]) -> bool:
         """Whether who calls so may read every filter, as what speaks of all of them at once demands."""
         try:

@@ -14,8 +14,8 @@ import asyncio
 import logging
 import time
 import weakref
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from bloomgate import errors
 from bloomgate.filters import AddPlan, BloomFilter, FilterSpec, Segment
@@ -29,14 +29,13 @@ from bloomgated.storage.journal import Journal
 from bloomgated.storage.records import Add, Create, Drop, Grow
 from bloomgated.storage.recovery import Recovered
 from bloomgated.turn import Turn
+from bloomgated.whole import Whole
 
 log = logging.getLogger(__name__)
 
 MOST_COUNTED = 2**64 - 1
 # Seconds between two lines in the log about one filter's false noes.
 FALSE_NO_LOG_EVERY = 10.0
-
-T = TypeVar("T")
 
 
 class Gate:
@@ -48,12 +47,13 @@ class Gate:
         self.catalog = Catalog()
         self._journal: Journal | None = None
         self._snapshotter: Snapshotter | None = None
-        self.room = Room(limits, lambda: self.catalog)
+        self._whole = Whole()
+        self.room = Room(limits, lambda: self.catalog, self._whole)
         self.turn = Turn()
+        self._measuring = ThreadPoolExecutor(1, thread_name_prefix="stats")
         self._creating: set[int] = set()
         """Ids of filters whose creation is not durable yet."""
         self._name_locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        self._whole: set[asyncio.Task[Any]] = set()
 
     def open(self, journal: Journal, snapshotter: Snapshotter, recovered: list[Recovered]) -> None:
         """Begin to serve what recovery found."""
@@ -194,7 +194,7 @@ class Gate:
     async def create(self, name: str, asked: Asked) -> tuple[Stats, bool]:
         """Create a filter, or find that an equal one exists (False)."""
         check_name(name, "name")
-        return await self._to_the_end(self._create(name, asked))
+        return await self._whole.run(self._create(name, asked))
 
     async def _create(self, name: str, asked: Asked) -> tuple[Stats, bool]:
         async with self._name_lock(name):
@@ -226,7 +226,7 @@ class Gate:
     async def drop(self, name: str) -> None:
         """Drop a filter for good; once this returns its name is free."""
         check_name(name, "name")
-        await self._to_the_end(self._drop(name))
+        await self._whole.run(self._drop(name))
 
     async def _drop(self, name: str) -> None:
         async with self._name_lock(name):
@@ -260,8 +260,7 @@ class Gate:
         """
         if self._snapshotter is not None:
             self._snapshotter.stop()
-        while self._whole:
-            await asyncio.wait(self._whole)
+        await self._whole.finished()
         if self._snapshotter is not None:
             await self._snapshotter.finish()
 
@@ -281,20 +280,10 @@ class Gate:
             raise errors.StaleHashId(entry.name)
 
     async def _stats(self, entry: Entry) -> Stats:
-        # Off the loop: counting a large body's bits takes longer than a check may wait.
-        return Stats(entry, await asyncio.to_thread(measure, entry.bloom), self.journal.durable_seq)
+        # Off the loop: counting a large body's bits takes longer than a check may wait. And in a thread of
+        # their own: many who ask would else keep those of the loop from whoever creates or grows a filter.
+        fill = await asyncio.get_running_loop().run_in_executor(self._measuring, measure, entry.bloom)
+        return Stats(entry, fill, self.journal.durable_seq)
 
     def _name_lock(self, name: str) -> asyncio.Lock:
         return self._name_locks.setdefault(name, asyncio.Lock())
-
-    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` to its end even if the caller goes away: half a creation would be no creation."""
-        task = asyncio.ensure_future(work)
-        self._whole.add(task)
-        task.add_done_callback(self._whole.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            # Nobody is left to hear how it ends; without this the loop would complain of that.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            raise

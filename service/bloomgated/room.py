@@ -17,6 +17,7 @@ from bloomgate.filters import DIGEST_BYTES, AddPlan, BloomBody, BodySpec, Segmen
 from bloomgate.filters import FilterFull as KernelFull
 from bloomgated.catalog import Catalog, Entry
 from bloomgated.config import LimitsConfig
+from bloomgated.whole import Whole
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,9 @@ RETRY_AFTER_MEMORY = 5.0
 class Room:
     """What all filters may take together. Used on the event loop."""
 
-    def __init__(self, limits: LimitsConfig, catalog: Callable[[], Catalog]) -> None:
-        self._limits, self._catalog = limits, catalog
+    def __init__(self, limits: LimitsConfig, catalog: Callable[[], Catalog], whole: Whole) -> None:
+        """``whole`` runs what must not end half done."""
+        self._limits, self._catalog, self._whole = limits, catalog, whole
         self._new: list[int] = []
         """Bytes of the filters that are being created."""
         self._growing: list[int] = []
@@ -96,7 +98,13 @@ class Room:
         return growth
 
     async def allocate_aside(self, entry: Entry, plan: AddPlan) -> None:
-        """Have a plan's bodies spare for the next look. Raises Overloaded."""
+        """Have a plan's bodies spare for the next look. Raises Overloaded.
+
+        Whoever goes away meanwhile ends nothing: the thread goes on, and what it allocates counts.
+        """
+        await self._whole.run(self._allocate_aside(entry, plan))
+
+    async def _allocate_aside(self, entry: Entry, plan: AddPlan) -> None:
         async with entry.allocating:
             # Another Add may have done it meanwhile.
             if better_allocated_aside(entry, plan):

@@ -23,7 +23,7 @@ from support.tally import record, rounds
 
 LANES = 2
 # Of each lane; at length 520 kills in all.
-ROUNDS = rounds(20, 260)
+ROUNDS = rounds(12, 260)
 SEED = 20_240_607
 # So that snapshots, trims and growth are under way at any moment.
 FLAGS = (

@@ -27,7 +27,7 @@ from bloomgated.storage.snapshots import SnapshotStore, ordinal_of
 from bloomgated.storage.sqlite import SqliteJournal
 from support.tally import record, rounds
 
-ROUNDS = rounds(20, 200)
+ROUNDS = rounds(12, 200)
 NAMES = ("small", "grown", "idle")
 TASKS = 8
 

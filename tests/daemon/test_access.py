@@ -18,7 +18,8 @@ from bloomgated import access
 from bloomgated.access import Access, Role
 from bloomgated.api.auth import RULES
 from bloomgated.config import ConfigError
-from support.daemon import DaemonProcess, refused
+from support.daemon import DaemonProcess, peak, refused
+from support.tally import record
 
 from . import calls
 from .calls import Failure, eventually
@@ -160,6 +161,20 @@ def test_without_a_token_nothing_is_answered(guarded: Guarded, method: str) -> N
             with pytest.raises(grpc.RpcError) as caught:
                 filters.Stats(request, metadata=metadata, timeout=30)
             assert calls.failure_of(caught.value) == bare
+
+
+def test_a_strangers_message_is_not_taken_in(guarded: Guarded) -> None:
+    """Forty calls of 15 MiB at once, without a token or with a wrong one: all are refused, and the daemon
+    never held more than a tenth of it."""
+    stranger, _ = access.new_token("stranger", [WRITE], ["*"])
+    request = filters_pb2.AddRequest(filter=MINE, keys=[b"k" * 1000] * 15_000)
+    before = peak(guarded.daemon)
+    for metadata in ((), (("authorization", f"Bearer {stranger}"),)):
+        with guarded.daemon.stubs() as (filters, _):
+            asked = [filters.Add.future(request, metadata=metadata, timeout=60) for _ in range(40)]
+            assert {each.code() for each in asked} == {grpc.StatusCode.UNAUTHENTICATED}
+    assert peak(guarded.daemon) - before < 60_000
+    record("calls of strangers with the largest messages", 80, "are refused, no message is taken in")
 
 
 def test_the_scheme_word_is_read_in_any_case(guarded: Guarded) -> None:

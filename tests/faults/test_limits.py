@@ -14,7 +14,7 @@ from bloomgate.filters import FilterSpec
 from bloomgate.v1 import admin_pb2, filters_pb2
 from bloomgated import config as settings
 from daemon.calls import Failure, failure
-from support.daemon import DaemonProcess, refused
+from support.daemon import DaemonProcess, peak, refused
 from support.tally import record
 
 # The filters that these tests make, and the bytes of each.
@@ -130,14 +130,6 @@ def test_limits_are_enforced_before_memory_is_taken(start_daemon: Any) -> None:
             call, request = create(stubs, f"huge-{number}", capacity=10**11, error_rate=1e-9)
             assert failure(call, request).reason == "LIMIT_EXCEEDED"
         assert peak(daemon) - before < 50_000
-
-
-def peak(daemon: DaemonProcess) -> int:
-    """The most memory that the process ever had, in kB."""
-    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found
-    return int(found[1])
 
 
 def test_every_limit_is_reported() -> None:

@@ -23,7 +23,7 @@ from bloomgate.v1 import admin_pb2, filters_pb2
 from support.daemon import DaemonProcess
 from support.tally import record, rounds
 
-SECONDS = rounds(12, 240)
+SECONDS = rounds(8, 240)
 # What a caller may be told; UNAVAILABLE and INTERNAL are not among it.
 EXPECTED = {
     grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED,

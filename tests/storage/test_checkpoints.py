@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from bloomgate.v1 import filters_pb2, filters_pb2_grpc
-from bloomgated.errors import JournalFailed
+from bloomgated.errors import DirectoryUnusable, JournalFailed
 from bloomgated.storage import database, trimming
 from bloomgated.storage import sqlite as sqlite_journal
 from bloomgated.storage.journal import Journal
@@ -190,6 +190,59 @@ def test_a_reader_stands_in_no_ones_way(tmp_path: Path, monkeypatch: pytest.Monk
         assert any(moved < log for _, log, moved in made[0].results[:held])
         assert all(moved == log for _, log, moved in made[0].results[held + 1 :])
         await journal.close()
+
+    run(work())
+
+
+def test_a_start_goes_beside_a_reader_that_has_read_to_the_end(tmp_path: Path) -> None:
+    """A backup that is still under way does not keep the daemon from starting again; what was read then is
+    in the database, synced, before it counts as durable."""
+
+    async def work() -> None:
+        journal = SqliteJournal(tmp_path)
+        journal.start()
+        for number in range(3):
+            await put(journal, number)
+        with closing(database.connect(tmp_path / DATABASE, "ro")) as reader:
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT count(*) FROM journal").fetchone() == (3,)
+            await journal.close()
+            assert (tmp_path / WAL).stat().st_size > 0
+            again = SqliteJournal(tmp_path)
+            again.start()
+            await put(again, 3)
+            assert [entry.seq for entry in again.replay(0)] == [1, 2, 3, 4]
+            assert reader.execute("SELECT count(*) FROM journal").fetchone() == (3,)
+            await again.close()
+
+    run(work())
+
+
+def test_a_start_waits_for_a_reader_that_stands_in_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records behind what it reads cannot be moved: the start waits until it is done, but not for ever."""
+
+    async def work() -> None:
+        journal = SqliteJournal(tmp_path)
+        journal.start()
+        await put(journal, 0)
+        with closing(database.connect(tmp_path / DATABASE, "ro")) as reader:
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT count(*) FROM journal").fetchone() == (1,)
+            await put(journal, 1)
+            await journal.close()
+            monkeypatch.setattr(database, "READER_PATIENCE", 0)
+            with pytest.raises(DirectoryUnusable, match="another program uses it"):
+                SqliteJournal(tmp_path).prepare()
+            monkeypatch.setattr(database, "READER_PATIENCE", 60)
+            again = SqliteJournal(tmp_path)
+            preparing = asyncio.get_running_loop().run_in_executor(None, again.prepare)
+            reader.execute("COMMIT")
+            await preparing
+            again.start()
+            await put(again, 2)
+            await again.close()
 
     run(work())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bloomgate import BloomgateError, Client
 from bloomgated.errors import DirectoryInUse, DirectoryUnusable
 from bloomgated.storage.directory import LOCK_NAME, DirectoryLock
 from conftest import StartDaemon
@@ -176,3 +178,34 @@ def test_a_full_disk_does_not_keep_the_lock_from_being_taken(
     with pytest.raises(DirectoryUnusable, match="another bloomgated is running"):
         DirectoryLock(tmp_path)
     lock.release()
+
+
+def test_a_directory_that_was_moved_away_is_written_to_where_it_is_or_not_at_all(
+    tmp_path: Path, start_daemon: StartDaemon
+) -> None:
+    """Under the path that it was started with there may be another daemon's files by now: none is written
+    there and none is removed; once the directory is back all goes on."""
+    daemon = start_daemon()
+    with Client(daemon.grpc) as client:
+        fruit = client.filter("fruit")
+        client.create_filter("fruit", 1000)
+        fruit.add("mango")
+        client.snapshot_filter("fruit")
+        elsewhere = tmp_path / "moved"
+        daemon.directory.rename(elsewhere)
+        shutil.copytree(elsewhere, daemon.directory)
+        before = {path.name: path.read_bytes() for path in (daemon.directory / "snapshots").iterdir()}
+        for _ in range(3):
+            with pytest.raises(BloomgateError):
+                client.snapshot_filter("fruit")
+        fruit.add("cherry")
+        assert {path.name: path.read_bytes() for path in (daemon.directory / "snapshots").iterdir()} == before
+        assert "the data directory was moved away" in daemon.log()
+        shutil.rmtree(daemon.directory)
+        elsewhere.rename(daemon.directory)
+        client.snapshot_filter("fruit")
+    daemon.kill()
+    daemon = start_daemon()
+    with Client(daemon.grpc) as client:
+        assert client.filter("fruit").might_contain_many(["mango", "cherry"]) == [True, True]
+    record("data directory renamed under a running daemon", 1, "writes nothing where it was")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -118,6 +119,14 @@ class DaemonProcess:
         """Raw stubs of both services."""
         with grpc.insecure_channel(self.grpc) as channel:
             yield filters_pb2_grpc.FilterServiceStub(channel), admin_pb2_grpc.AdminServiceStub(channel)
+
+
+def peak(daemon: DaemonProcess) -> int:
+    """The most memory that the process ever had, in kB."""
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found
+    return int(found[1])
 
 
 def refused(*arguments: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:

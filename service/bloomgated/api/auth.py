@@ -11,9 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bloomgate.errors import NotAllowed
+import grpc
+
+from bloomgate.errors import NotAllowed, NotAuthenticated
 from bloomgated.access import ANYONE, READERS, REPLICAS, Access, Principal, Role
 from bloomgated.api.interceptors import Context, Handler
+
+Metadata = Iterable[tuple[str, str | bytes]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +57,30 @@ class Doorkeeper:
         """Who calls. Raises NotAuthenticated, NotAllowed."""
         if self._access is None:
             return ANYONE
-        metadata = context.invocation_metadata() or ()
-        given = [str(value) for key, value in metadata if key == "authorization"]
+        given = _authorization(context.invocation_metadata())
         names: list[str] = []
         if not given:
             proven: Mapping[str, Iterable[bytes]] = context.auth_context()
             for key in ("x509_common_name", "x509_subject_alternative_name"):
                 names += [name.decode(errors="replace") for name in proven.get(key, ())]
         return self._access.authenticate(given, names)
+
+    def may_be_known(self, metadata: Metadata) -> bool:
+        """Whether a call with these metadata may be somebody's. What its connection proves is not asked."""
+        if self._access is None:
+            return True
+        given = _authorization(metadata)
+        try:
+            return self._access.authenticate(given, ()) is not None
+        except NotAllowed:
+            # Without a token, its certificate may yet tell.
+            return not given and self._access.knows_certificates
+
+    async def turn_away(self, _: Any, context: Context) -> None:
+        """A handler for those who are not known. Raises NotAuthenticated, and reads nothing."""
+        self.caller(context)
+        # Known since: the file was read again between two looks at it.
+        raise NotAuthenticated
 
     def authenticated(self, handler: Handler, rule: Rule) -> Handler:
         """``handler``, given who calls; refused for whoever has none of the roles on any filter."""
@@ -72,6 +92,31 @@ class Doorkeeper:
             return await handler(data, caller)
 
         return authenticating
+
+
+class Doorway(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """Handlers behind the door: whoever cannot be known is led to others, which read nothing.
+
+    gRPC takes in the message of a unary call before its handler runs. Measured, 40 calls of a stranger with
+    16 MiB each on one connection held 1 GB; a handler of streams is asked first, and need not read.
+    """
+
+    def __init__(
+        self,
+        door: Doorkeeper,
+        known: grpc.GenericRpcHandler[Any, Any],
+        unknown: grpc.GenericRpcHandler[Any, Any],
+    ) -> None:
+        self._door, self._known, self._unknown = door, known, unknown
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The handler of a call, None for a method that is not here."""
+        behind = self._known if self._door.may_be_known(details.invocation_metadata) else self._unknown
+        return behind.service(details)
+
+
+def _authorization(metadata: Metadata) -> list[str]:
+    return [str(value) for key, value in metadata or () if key == "authorization"]
 
 
 def authorized(handler: Handler, rule: Rule) -> Handler:

@@ -15,7 +15,7 @@ from bloomgate.v1 import admin_pb2, filters_pb2
 from bloomgated.access import Access
 from bloomgated.api import wakeups
 from bloomgated.api.admin import AdminService
-from bloomgated.api.auth import RULES, Doorkeeper, authorized
+from bloomgated.api.auth import RULES, Doorkeeper, Doorway, authorized
 from bloomgated.api.filters import FilterService
 from bloomgated.api.interceptors import Bound, Handler, observed, parsed, translated
 from bloomgated.api.streams import Health, Reflection
@@ -80,7 +80,7 @@ class ApiServer:
         self._server.add_generic_rpc_handlers((self._health.handlers(), self._reflection.handlers()))
 
     def _register(self, descriptor: ServiceDescriptor, service: object) -> None:
-        handlers = {}
+        handlers, refusals = {}, {}
         for method in descriptor.methods:
             handler: Handler = getattr(service, method.name)
             rule = RULES[method.name]
@@ -93,8 +93,13 @@ class ApiServer:
                 handler,
                 response_serializer=response.SerializeToString,
             )
-        generic = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
-        self._server.add_generic_rpc_handlers((generic,))
+            refusals[method.name] = grpc.stream_stream_rpc_method_handler(
+                observed(translated(self._door.turn_away), started, handled)
+            )
+        known, unknown = (
+            grpc.method_handlers_generic_handler(descriptor.full_name, each) for each in (handlers, refusals)
+        )
+        self._server.add_generic_rpc_handlers((Doorway(self._door, known, unknown),))
 
     def bind(self, host: str, port: int) -> int:
         """Bind exclusively and return the port. Raises AddressTaken."""

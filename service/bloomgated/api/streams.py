@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from bloomgate.errors import Overloaded
 from bloomgated.api.auth import Doorkeeper
 from bloomgated.api.interceptors import Bound, Context, refuse, request_of, translated
 
@@ -65,24 +66,34 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return health_pb2.HealthCheckResponse(status=self._status)
 
     async def Watch(self, data: bytes, context: Context) -> None:  # noqa: N802
-        """Send the status now and whenever it changes."""
+        """Send the status now and whenever it changes.
+
+        Where too many watch already, now: strangers may watch too, and must not be able to hide it.
+        """
         try:
             request = request_of(data, health_pb2.HealthCheckRequest.FromString)
-            with self._watchers.hold():
-                await self._watch(request, context)
+            try:
+                with self._watchers.hold():
+                    await self._watch(request, context)
+            except Overloaded:
+                await context.write(self._now(request))
+                raise
         except grpc.aio.AbortError:
             raise
         except Exception as error:
             await refuse(context, error)
 
+    def _now(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
+        response = health_pb2.HealthCheckResponse
+        return response(status=self._status if request.service in self._names else response.SERVICE_UNKNOWN)
+
     async def _watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         told = None
         while True:
-            known = request.service in self._names
-            status = self._status if known else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-            if status != told:
-                told = status
-                await context.write(health_pb2.HealthCheckResponse(status=status))
+            now = self._now(request)
+            if now != told:
+                told = now
+                await context.write(now)
             elif self._ended:
                 await context.abort(*_STOPPING)
             else:

@@ -60,6 +60,8 @@ _UNREADABLE = (sqlite3.Error, struct.error, TypeError, ValueError, OverflowError
 
 _ROW = struct.Struct("<QBQd")
 
+# Seconds that a start waits for a program that reads the database.
+READER_PATIENCE = 60
 # What is left of a log that a reader let grow, once it begins anew.
 LOG_BYTES = 64 << 20
 
@@ -136,12 +138,23 @@ def find_mark(directory: Path) -> Mark | None:
     try:
         mark = read_mark(mark_path)
     except FileNotFoundError:
-        beside = (path, Path(f"{path}-wal"), *sorted(directory.glob("snapshots/*")))
-        found = [p for p in beside if p.exists()]
+        found = next((p for p in (path, Path(f"{path}-wal")) if p.exists()), None) or _any_file(
+            directory / "snapshots"
+        )
         if found:
-            raise JournalDamaged(str(mark_path), f"is missing beside {found[0].name}") from None
+            raise JournalDamaged(str(mark_path), f"is missing beside {found.name}") from None
         return None
     return None if mark.state == CREATING else mark
+
+
+def _any_file(folder: Path) -> Path | None:
+    """One of the files in ``folder``. Raises JournalDamaged where nobody can say: they may be there."""
+    try:
+        return min(folder.iterdir(), default=None)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise JournalDamaged(str(folder), f"cannot be read ({error.strerror})") from None
 
 
 def open_database(directory: Path) -> Opened:
@@ -223,9 +236,16 @@ def open_to_write(opened: Opened) -> tuple[sqlite3.Connection, MarkFile]:
         # SQLite's own checkpoint keeps its failure to itself and tries again: a sync, tried again.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if mode != "wal" or busy:
-            raise sqlite3.OperationalError("another program uses it" if busy else f"journal mode is {mode}")
+        if mode != "wal":
+            raise sqlite3.OperationalError(f"journal mode is {mode}")
+        # A reader, such as a backup under way, may hold what it reads where it is. All that stands behind it
+        # can be moved only once it is done, so it is waited for, unless nothing does.
+        connection.execute(f"PRAGMA busy_timeout = {READER_PATIENCE * 1000}")
+        (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+        if busy:
+            raise sqlite3.OperationalError(f"another program uses it, and did for {READER_PATIENCE} s")
+        connection.execute("PRAGMA busy_timeout = 100")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         last = connection.execute("SELECT seq, crc FROM journal WHERE seq = ?", (opened.last_seq,)).fetchone()
         mark_file = MarkFile(opened.mark_path, opened.journal_id)
         if last:
@@ -257,7 +277,9 @@ def _create(path: Path, mark_path: Path) -> None:
             write_journal_id(connection, journal_id)
             write_trim(connection, TrimState())
         os.chmod(path, 0o600)
-        sync_directory(path.parent)
+        # The directory itself may be new too.
+        for folder in (path.parent, path.parent.parent):
+            sync_directory(folder)
         # From here on a missing database is a loss.
         mark_file.write(IN_USE, 0, 0, sync=True)
 

@@ -147,7 +147,20 @@ def recover(past: Past, snapshots: SnapshotStore, *, assert_no_later_adds: bool 
         for name in found.unrecorded:
             snapshots.remove(name)
             log.info("removed %s, which no record names", name)
+        if past.restored and assert_no_later_adds:
+            _warn_of_unplanned(past, found.filters)
         return found.filters
+
+
+def _warn_of_unplanned(past: Past, filters: list[Recovered]) -> None:
+    """Adds to a DAMAGED filter go to its first body, since there was no plan: it may be far over its own."""
+    for each in filters:
+        if each.bloom is not None and each.filter_id <= past.restored < each.last_seq:
+            log.warning(
+                "filter %s took Adds while it was DAMAGED, which no plan was made for: look at its expected"
+                " error rate, and rebuild it if that is too high",
+                each.name,
+            )
 
 
 @contextmanager

@@ -30,6 +30,7 @@ class SnapshotStore:
     def __init__(self, directory: Path, *, wall_clock: Callable[[], float] = time.time) -> None:
         self._folder = directory / "snapshots"
         self._wall_clock = wall_clock
+        self._identity = _identity(directory)
 
     @property
     def folder(self) -> Path:
@@ -46,6 +47,7 @@ class SnapshotStore:
         Never writes over a file that is there: if that ordinal is taken, it takes the next one that is not.
         Raises OSError and leaves nothing behind if it cannot be written.
         """
+        self._check_in_place()
         with suppress(FileExistsError):
             self._folder.mkdir(mode=0o700)
             sync_directory(self._folder.parent)
@@ -119,11 +121,20 @@ class SnapshotStore:
     def remove(self, name: str) -> None:
         """Delete a file that is no longer recorded."""
         with suppress(OSError):
+            self._check_in_place()
             (self._folder / name).unlink(missing_ok=True)
+
+    def _check_in_place(self) -> None:
+        """Raise OSError where another directory stands at the path now: its files are another daemon's."""
+        directory = self._folder.parent
+        if _identity(directory) != self._identity:
+            raise OSError(errno.ESTALE, "the data directory was moved away", str(directory))
 
     def headers(self) -> Iterator[tuple[Path, ParsedHeader]]:
         """Yield every snapshot file with a readable header, recorded or not."""
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+        for path in self._files():
+            if path.suffix != SUFFIX:
+                continue
             with suppress(DataDamaged, OSError), open(path, "rb") as stream:
                 yield path, read_header(stream, str(path))
 
@@ -131,18 +142,30 @@ class SnapshotStore:
         """Names of temporary files, and of snapshots that no record names."""
         return [
             path.name
-            for path in sorted(self._folder.glob("*"))
+            for path in self._files()
             if path.name.endswith(".tmp") or (path.name.endswith(SUFFIX) and path.name not in recorded)
         ]
 
     def moved_aside(self) -> list[str]:
         """Names of the files that were moved aside."""
-        return sorted(path.name for path in self._folder.glob(f"*{SUFFIX}.damaged-*"))
+        return [path.name for path in self._files() if f"{SUFFIX}.damaged-" in path.name]
+
+    def _files(self) -> list[Path]:
+        """What is in the folder, by name; none where there is none. Raises OSError."""
+        try:
+            return sorted(self._folder.iterdir())
+        except FileNotFoundError:
+            return []
 
 
 def ordinal_of(file: SnapshotFile) -> int:
     """The number that tells a filter's files apart, off the file's name."""
     return int(file.name.removesuffix(SUFFIX).rpartition("-")[2])
+
+
+def _identity(directory: Path) -> tuple[int, int]:
+    found = os.stat(directory)
+    return found.st_dev, found.st_ino
 
 
 def _private(path: str, flags: int) -> int:

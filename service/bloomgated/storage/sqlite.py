@@ -111,7 +111,10 @@ class SqliteJournal:
 
     def _forget_restored(self, connection: sqlite3.Connection) -> None:
         if not self._restored:
-            log.info("--assert-no-later-adds: this directory is not a restored one, so it changes nothing")
+            log.warning(
+                "--assert-no-later-adds: this directory is not a restored one, so it changes nothing; take"
+                " it out of the command line, or it will speak for the next backup that is put back"
+            )
             return
         try:
             connection.execute("BEGIN IMMEDIATE")
