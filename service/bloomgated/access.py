@@ -20,6 +20,7 @@ A certificate's names are its subject's common name and its alternative names; e
 
 from __future__ import annotations
 
+import fcntl
 import fnmatch
 import hashlib
 import hmac
@@ -28,8 +29,8 @@ import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -221,10 +222,30 @@ def append(file: Path, entry: str) -> None:
     """Add an entry to an auth file, made if need be, which no reader sees half. Raises ConfigError."""
     file = file.resolve()
     try:
+        with _alone_in(file.parent):
+            _append(file, entry)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written ({error.strerror})") from None
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until nobody else is here, who would write what they read before. Syncs the folder at the end."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _append(file: Path, entry: str) -> None:
+    aside = file.with_name(f"{file.name}.new")
+    try:
         before = file.read_text("utf-8") if file.exists() else ""
         if before:
             _read(file, may_be_empty=True)
-        aside = file.with_name(f"{file.name}.new")
         aside.unlink(missing_ok=True)
         with open(
             aside, "x", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)
@@ -240,8 +261,8 @@ def append(file: Path, entry: str) -> None:
             os.fsync(new.fileno())
         _read(aside)
         aside.rename(file)
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be written ({error.strerror})") from None
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _read(file: Path, *, may_be_empty: bool = False) -> _File:

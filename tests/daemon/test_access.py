@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +377,18 @@ def test_token_new_prints_a_token_that_works(tmp_path: Path, start_daemon: Any) 
         assert client.list_filters() == []
         with pytest.raises(NotAllowed, match="needs the role admin"):
             client.create_filter("apple", 10)
+
+
+def test_tokens_made_at_once_are_all_there(tmp_path: Path) -> None:
+    """Each reads what the one before wrote; a wrong entry leaves nothing lying about."""
+    file = tmp_path / "auth.toml"
+    entries = [access.new_token(f"caller-{number}", [READ], ["*"])[1] for number in range(16)]
+    with ThreadPoolExecutor(len(entries)) as threads:
+        list(threads.map(lambda entry: access.append(file, entry), entries))
+    assert file.read_text().count("[[token]]") == len(entries)
+    with pytest.raises(ConfigError):
+        access.append(file, entries[0])
+    assert [each.name for each in tmp_path.iterdir()] == ["auth.toml"]
 
 
 def test_token_new_without_a_file_shows_the_entry(tmp_path: Path) -> None:

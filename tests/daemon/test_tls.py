@@ -23,6 +23,8 @@ from bloomgate import Client, ClientOptions, NotAllowed, Tls, Unavailable
 from bloomgate.errors import NotAuthenticated
 from bloomgated import access
 from bloomgated.access import Role
+from bloomgated.api import credentials
+from bloomgated.tls import TlsFiles
 from support.certificates import Authority, Pair
 from support.daemon import DaemonProcess, refused
 from support.tally import record, rounds
@@ -298,6 +300,29 @@ def test_the_command_shows_a_certificate_and_a_token(secrets: Secrets, start_dae
 
 
 # -- rotation
+
+
+def test_grpc_is_given_a_certificate_once_and_only_after_a_pause(
+    secrets: Secrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC frees the one before at once, perhaps under a handshake; so it must not be given it each time."""
+    fetchers: list[Callable[[], object]] = []
+    pauses: list[float] = []
+
+    def capture(_: object, fetcher: Callable[[], object], __: bool) -> None:
+        fetchers.append(fetcher)
+
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", capture)
+    monkeypatch.setattr(credentials.time, "sleep", pauses.append)
+    files = TlsFiles(secrets.cert, secrets.key, None)
+    credentials.server_credentials(files)
+    (newest,) = fetchers
+    assert newest() is None
+    secrets.put(secrets.authority.server("next"))
+    files.read()
+    assert newest() is not None
+    assert pauses == [credentials.SETTLE]
+    assert newest() is None
 
 
 def rotated(daemon: DaemonProcess, secrets: Secrets, pair: Pair) -> None:

@@ -112,8 +112,9 @@ class ApiServer:
         except RuntimeError:
             bound = 0
         if not bound:
+            or_key = "" if self._credentials is None else ", or gRPC cannot use this kind of key"
             raise AddressTaken(
-                f"gRPC cannot listen on {address}: the port is taken, or the address is not here"
+                f"gRPC cannot listen on {address}: the port is taken, or the address is not here{or_key}"
             )
         self._address = ({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), bound)
         return bound
