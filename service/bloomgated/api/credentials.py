@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import grpc
 
@@ -34,4 +35,6 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
         given = files.material
         return configuration()
 
-    return grpc.dynamic_ssl_server_credentials(configuration(), newest, given.client_ca is not None)
+    # None for "unchanged" is gRPC's own word; the stubs do not know it.
+    fetch: Any = newest
+    return grpc.dynamic_ssl_server_credentials(configuration(), fetch, given.client_ca is not None)
