@@ -30,7 +30,10 @@ HOMES = {
     "rich": ("bloomgate/cli/",),
     "msgspec": ("bloomgated/config.py", "bloomgated/access.py"),
 }
-INNER = ("gate", "catalog", "requests", "room", "snapshotter", "access", "watched")
+INNER = (
+    "gate", "catalog", "requests", "room", "snapshotter", "access", "watched",
+    "leases", "lease_flag", "holders", "subscriptions", "outbox",
+)  # fmt: skip
 NOT_FOR_INNER = {
     "grpc",
     "sqlite3",

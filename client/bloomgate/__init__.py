@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         ParameterError,
     )
     from bloomgate.guard import AsyncGuard, Guard
+    from bloomgate.leased import AsyncReplicaFilter, ReplicaFilter
     from bloomgate.metrics import ClientMetrics
     from bloomgate.options import Backoff, ClientOptions
     from bloomgate.stats import BodyStats, CreateResult, FilterState, FilterStats
@@ -53,6 +54,7 @@ __all__ = [
     "AsyncClient",
     "AsyncFilter",
     "AsyncGuard",
+    "AsyncReplicaFilter",
     "Backoff",
     "BloomFilter",
     "BloomgateError",
@@ -88,6 +90,7 @@ __all__ = [
     "OnFull",
     "Overloaded",
     "ParameterError",
+    "ReplicaFilter",
     "StaleHashId",
     "Tls",
     "Unavailable",
@@ -130,6 +133,7 @@ _MODULES = {
         "ParameterError",
     ),
     "guard": ("AsyncGuard", "Guard"),
+    "leased": ("AsyncReplicaFilter", "ReplicaFilter"),
     "metrics": ("ClientMetrics",),
     "options": ("Backoff", "ClientOptions"),
     "stats": ("BodyStats", "CreateResult", "FilterState", "FilterStats"),

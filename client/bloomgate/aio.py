@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, ParamSpec, Self, TypeVar, overload
 
 import grpc
 
@@ -13,6 +13,7 @@ from bloomgate.endpoint import Endpoint, Tls
 from bloomgate.errors import BloomgateError
 from bloomgate.filters import HashScheme, Key, OnFull
 from bloomgate.guard import AsyncGuard, async_guarded
+from bloomgate.leasing import Leasing
 from bloomgate.metrics import ClientMetrics
 from bloomgate.names import check_name
 from bloomgate.options import ClientOptions
@@ -22,6 +23,9 @@ from bloomgate.session import Session
 from bloomgate.stats import CreateResult, FilterStats
 from bloomgate.steps import run_async
 from bloomgate.transport import AsyncTransport, GrpcAsyncTransport
+
+if TYPE_CHECKING:
+    from bloomgate.leased import AsyncReplicaFilter
 
 P = ParamSpec("P")
 V = TypeVar("V")
@@ -53,7 +57,8 @@ class AsyncClient:
     ) -> None:
         self._transport = transport
         self._session = Session(options, metrics or ClientMetrics.in_registry())
-        self._filters: dict[str, AsyncFilter] = {}
+        self._filters: dict[tuple[str, bool], AsyncFilter] = {}
+        self._leasing = Leasing(lambda: transport.leases(), self._session)
 
     @classmethod
     def over(
@@ -68,19 +73,35 @@ class AsyncClient:
         self._start(transport, options or ClientOptions(), metrics)
         return self
 
-    def filter(self, name: str) -> AsyncFilter:
+    @overload
+    def filter(self, name: str, *, replica: Literal[False] = False) -> AsyncFilter: ...
+
+    @overload
+    def filter(self, name: str, *, replica: Literal[True]) -> AsyncReplicaFilter: ...
+
+    def filter(self, name: str, *, replica: bool = False) -> AsyncFilter:
         """The handle of a filter, whether it exists or not; the same one each time.
 
-        Raises InvalidRequest if no filter can have that name.
+        With ``replica`` it answers from a copy in this process, under a lease, and is a context manager that
+        gives the copy up. Raises InvalidRequest if no filter can have that name.
         """
-        found = self._filters.get(name)
+        found = self._filters.get((name, replica))
         if found is None:
-            made = AsyncFilter(
-                FilterCalls(self._session, check_name(name)), self._transport, self._session.options
-            )
+            made = self._replica_filter(check_name(name)) if replica else self._plain_filter(check_name(name))
             # A loop has one thread, but a client may serve loops in several.
-            found = self._filters.setdefault(name, made)
+            found = self._filters.setdefault((name, replica), made)
         return found
+
+    def _plain_filter(self, name: str) -> AsyncFilter:
+        return AsyncFilter(FilterCalls(self._session, name), self._transport, self._session.options)
+
+    def _replica_filter(self, name: str) -> AsyncFilter:
+        # Here, because it is built on this module.
+        from bloomgate.leased import AsyncReplicaFilter
+
+        copy = self._leasing.replica(name)
+        calls = FilterCalls(self._session, name, copy)
+        return AsyncReplicaFilter(calls, self._transport, self._session.options, self._leasing, copy)
 
     async def create_filter(
         self,
@@ -140,6 +161,9 @@ class AsyncClient:
             reports += each._outcomes.under_way()
         if reports:
             await asyncio.wait(reports, timeout=options.report_timeout)
+        if self._leasing.is_running:
+            await asyncio.to_thread(self._leasing.close, options.report_timeout)
+        self._leasing.close(0.0)
         await self._transport.close()
 
     async def __aenter__(self) -> Self:

@@ -18,6 +18,7 @@ from bloomgate.chunks import KEY_ERRORS, Chunks, encode_valid, listed
 from bloomgate.errors import BloomgateError, LimitExceeded, NotAllowed, NotAuthenticated, StaleHashId
 from bloomgate.fallbacks import FallbackLog
 from bloomgate.filters import DIGEST_BYTES, Hasher, Key, ParameterError, encode_key
+from bloomgate.replica import Replica
 from bloomgate.replies import Result, read_answers, read_hash_spec, read_was_new
 from bloomgate.session import Session
 from bloomgate.stats import FilterStats, read_stats
@@ -34,8 +35,10 @@ _REQUEST_BYTES = 256
 class FilterCalls:
     """The verbs of one filter as steps."""
 
-    def __init__(self, session: Session, name: str) -> None:
+    def __init__(self, session: Session, name: str, local: Replica | None = None) -> None:
+        """``local``: a copy that is asked first."""
         self.name = name
+        self._local = local
         self._session = session
         self._options = session.options
         self._clock = session.options.clock
@@ -50,6 +53,13 @@ class FilterCalls:
 
     def check(self, key: Key) -> Steps[Result]:
         """Ask for one key. Raises only where ``on_error`` says so."""
+        if self._local is not None:
+            try:
+                found = self._local.check(key)
+            except Exception as error:
+                return self._fall_back(error, 1)[0]
+            if found is not None:
+                return found
         started = self._clock()
         try:
             request = pb.MightContainRequest(filter=self.name, keys=(encode_key(key),))
@@ -68,6 +78,14 @@ class FilterCalls:
         keys = listed(keys)
         if not keys:
             return []
+        if self._local is not None:
+            try:
+                answers = self._local.check_many(keys)
+            except KEY_ERRORS:
+                # The one that is no key falls back alone, in the remote way.
+                answers = None
+            if answers is not None:
+                return answers
         started = self._clock()
         deadline = Deadline(self._clock, self._check_budget(len(keys)))
         results: list[Result] = []

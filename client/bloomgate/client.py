@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, ParamSpec, Self, TypeVar, overload
 
 import grpc
 
@@ -12,6 +12,7 @@ from bloomgate.endpoint import Endpoint, Tls
 from bloomgate.errors import BloomgateError
 from bloomgate.filters import HashScheme, Key, OnFull
 from bloomgate.guard import Guard, guarded
+from bloomgate.leasing import Leasing
 from bloomgate.metrics import ClientMetrics
 from bloomgate.names import check_name
 from bloomgate.options import ClientOptions
@@ -21,6 +22,9 @@ from bloomgate.session import Session
 from bloomgate.stats import CreateResult, FilterStats
 from bloomgate.steps import Deadline, run
 from bloomgate.transport import GrpcTransport, Transport
+
+if TYPE_CHECKING:
+    from bloomgate.leased import ReplicaFilter
 
 P = ParamSpec("P")
 V = TypeVar("V")
@@ -49,7 +53,8 @@ class Client:
     def _start(self, transport: Transport, options: ClientOptions, metrics: ClientMetrics | None) -> None:
         self._transport = transport
         self._session = Session(options, metrics or ClientMetrics.in_registry())
-        self._filters: dict[str, Filter] = {}
+        self._filters: dict[tuple[str, bool], Filter] = {}
+        self._leasing = Leasing(lambda: transport, self._session)
 
     @classmethod
     def over(
@@ -64,19 +69,35 @@ class Client:
         self._start(transport, options or ClientOptions(), metrics)
         return self
 
-    def filter(self, name: str) -> Filter:
+    @overload
+    def filter(self, name: str, *, replica: Literal[False] = False) -> Filter: ...
+
+    @overload
+    def filter(self, name: str, *, replica: Literal[True]) -> ReplicaFilter: ...
+
+    def filter(self, name: str, *, replica: bool = False) -> Filter:
         """The handle of a filter, whether it exists or not; the same one each time.
 
-        Raises InvalidRequest if no filter can have that name.
+        With ``replica`` it answers from a copy in this process, under a lease, and is a context manager that
+        gives the copy up. Raises InvalidRequest if no filter can have that name.
         """
-        found = self._filters.get(name)
+        found = self._filters.get((name, replica))
         if found is None:
-            made = Filter(
-                FilterCalls(self._session, check_name(name)), self._transport, self._session.options
-            )
+            made = self._replica_filter(check_name(name)) if replica else self._plain_filter(check_name(name))
             # The first of two threads makes it.
-            found = self._filters.setdefault(name, made)
+            found = self._filters.setdefault((name, replica), made)
         return found
+
+    def _plain_filter(self, name: str) -> Filter:
+        return Filter(FilterCalls(self._session, name), self._transport, self._session.options)
+
+    def _replica_filter(self, name: str) -> Filter:
+        # Here, because it is built on this module.
+        from bloomgate.leased import ReplicaFilter
+
+        copy = self._leasing.replica(name)
+        calls = FilterCalls(self._session, name, copy)
+        return ReplicaFilter(calls, self._transport, self._session.options, self._leasing, copy)
 
     def create_filter(
         self,
@@ -132,6 +153,7 @@ class Client:
         for each in outcomes:
             each.report_rest()
         deadline = Deadline(options.clock, options.report_timeout)
+        self._leasing.close(max(0.0, deadline.left()))
         for each in outcomes:
             each.wait(deadline.left())
         self._transport.close()

@@ -18,7 +18,8 @@ from bloomgate.errors import (
     LimitExceeded,
     StaleHashId,
 )
-from bloomgate.filters import DIGEST_BYTES, BloomFilter, FilterSpec, HashScheme, OnFull, ParameterError
+from bloomgate.fake_leases import FakeFilter, FakeLeases
+from bloomgate.filters import DIGEST_BYTES, FilterSpec, HashScheme, OnFull, ParameterError
 from bloomgate.names import check_name
 from bloomgate.v1 import admin_pb2
 from bloomgate.v1 import filters_pb2 as pb
@@ -33,7 +34,7 @@ _OF_THE_FILTER = (
 class Entry:
     """A filter and what was counted for it."""
 
-    filter: BloomFilter
+    filter: FakeFilter
     snapshot_seq: int = 0
     skips: int = 0
     hits: int = 0
@@ -45,9 +46,11 @@ class Entry:
 class FakeVerbs:
     """Every unary method, by path. One thread at a time."""
 
-    def __init__(self, limits: pb.Limits) -> None:
+    def __init__(self, limits: pb.Limits, may_renew: Callable[[], bool]) -> None:
+        """``may_renew``: whether copies are granted leases at the moment."""
         self.limits = limits
         self.entries: dict[str, Entry] = {}
+        self.leases = FakeLeases(lambda name: self.entry(name).filter, self._count, may_renew)
         self._seq = 0
         self.of_path: dict[str, Callable[[Any], Message]] = {
             transport.ADD.path: self._add,
@@ -68,6 +71,16 @@ class FakeVerbs:
         if entry is None:
             raise FilterNotFound(name)
         return entry
+
+    def make(self, spec: FilterSpec) -> Entry:
+        """An empty filter."""
+        return Entry(FakeFilter.made(spec, self.leases))
+
+    def _count(self, name: str, skips: int, hits: int) -> None:
+        entry = self.entries.get(name)
+        if entry is not None:
+            entry.skips += skips
+            entry.hits += hits
 
     def _judge(self, request: pb.AddRequest | pb.MightContainRequest) -> tuple[Entry, bytes]:
         """The entry and the digests that a request means, judged in the daemon's order: its shape, the
@@ -137,7 +150,7 @@ class FakeVerbs:
         spec, seed = _asked(request.spec)
         entry = self.entries.get(check_name(request.name, "name"))
         if entry is None:
-            self.entries[request.name] = Entry(BloomFilter.of(spec))
+            self.entries[request.name] = self.make(spec)
         elif differing := spec.differs_from(entry.filter.spec, seed):
             raise FilterExists(request.name, differing)
         return admin_pb2.CreateFilterResponse(filter=self._describe(request.name), created=entry is None)
@@ -146,7 +159,7 @@ class FakeVerbs:
         return admin_pb2.ListFiltersResponse(filters=[self._describe(name) for name in sorted(self.entries)])
 
     def _drop_filter(self, request: admin_pb2.DropFilterRequest) -> Message:
-        self.entry(request.name, "name")
+        self.leases.end(self.entry(request.name, "name").filter)
         del self.entries[request.name]
         return admin_pb2.DropFilterResponse()
 
@@ -177,6 +190,7 @@ class FakeVerbs:
             outcomes_not_found=entry.not_found,
             outcomes_false_no=entry.false_no,
             journal_seq=self._seq,
+            leases=self.leases.held(name),
             snapshot_seq=entry.snapshot_seq,
         )
         for field in _OF_THE_FILTER:

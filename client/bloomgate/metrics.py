@@ -75,9 +75,9 @@ class ClientMetrics:
                 metrics = _of_registry[registry] = cls(registry)
             return metrics
 
-    def of_filter(self, name: str) -> FilterMetrics:
-        """One filter's counters."""
-        return FilterMetrics(self, name)
+    def of_filter(self, name: str, via: str = "rpc") -> FilterMetrics:
+        """One filter's counters, of checks by the daemon ("rpc") or by a copy ("replica")."""
+        return FilterMetrics(self, name, via)
 
 
 _of_registry: weakref.WeakKeyDictionary[CollectorRegistry, ClientMetrics] = weakref.WeakKeyDictionary()
@@ -87,9 +87,9 @@ _lock = threading.Lock()
 class FilterMetrics:
     """One filter's children of the client metrics. A batch counts once, by its number of keys."""
 
-    def __init__(self, metrics: ClientMetrics, name: str) -> None:
+    def __init__(self, metrics: ClientMetrics, name: str, via: str) -> None:
         self._name = name
-        self._results = {result: metrics.checks.labels(name, result.value, "rpc") for result in Result}
+        self._results = {result: metrics.checks.labels(name, result.value, via) for result in Result}
         self._reasons: dict[str, Counter] = {}
         self._fallbacks = metrics.fallbacks
         self._lost = metrics.lost.labels(name)

@@ -29,6 +29,11 @@ def _check_number(
         raise ParameterError(name, value, f"a finite number {' and '.join(bounds)}".rstrip())
 
 
+def _check_whole(name: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ParameterError(name, value, f"a whole number from 1 to {most}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
     """Pauses between attempts in seconds: ``initial``, each next ``multiplier`` times longer, up to ``most``.
@@ -96,6 +101,8 @@ class ClientOptions:
     reconnect_most: float = 1.0
     """The longest pause between attempts to connect, so that a restarted daemon is found again soon."""
     max_message_bytes: int = 64 * 2**20
+    replica_max_bytes: int = 256 * 2**20
+    """The most that a local copy of one filter may take; a larger filter is asked remotely."""
 
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
     random: Callable[[], float] = field(default=random.random, repr=False, compare=False)
@@ -119,6 +126,5 @@ class ClientOptions:
         for name in ("check_timeout_per_key", "add_timeout_per_key", "report_interval", "warn_interval"):
             _check_number(name, getattr(self, name), least=0.0)
         for name in ("keys_per_call", "max_message_bytes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**31 - 1:
-                raise ParameterError(name, value, f"a whole number from 1 to {2**31 - 1}")
+            _check_whole(name, getattr(self, name), 2**31 - 1)
+        _check_whole("replica_max_bytes", self.replica_max_bytes, 2**40)

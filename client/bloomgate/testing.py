@@ -15,18 +15,20 @@ Filters are real Bloom filters of the kernel and errors are those of the daemon;
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bloomgate.aio import AsyncClient
 from bloomgate.client import Client
 from bloomgate.errors import BloomgateError, ClientClosed
-from bloomgate.fake import Entry, FakeVerbs
+from bloomgate.fake import FakeVerbs
+from bloomgate.fake_leases import FakeLeaseCall
 from bloomgate.filters import BloomFilter, FilterSpec, HashScheme, OnFull
 from bloomgate.metrics import ClientMetrics
 from bloomgate.names import check_name
 from bloomgate.options import ClientOptions
-from bloomgate.transport import Done, Method, Q, R
+from bloomgate.transport import Done, LeaseCall, LeaseTransport, Method, Q, R
 from bloomgate.v1 import filters_pb2 as pb
 
 
@@ -61,7 +63,10 @@ class FakeGate:
         self.calls: list[Call] = []
         """Every call that reached the gate, failed ones included, oldest first."""
         self._verbs = FakeVerbs(
-            pb.Limits(keys_per_call=keys_per_call, bytes_per_key=bytes_per_key, bytes_per_call=bytes_per_call)
+            pb.Limits(
+                keys_per_call=keys_per_call, bytes_per_key=bytes_per_key, bytes_per_call=bytes_per_call
+            ),
+            lambda: all(failure.method not in (None, "Lease") for failure in list(self._failures)),
         )
         self._failures: list[_Failure] = []
         self._lock = threading.Lock()
@@ -90,7 +95,10 @@ class FakeGate:
         check_name(name, "name")
         spec = FilterSpec.plan(capacity, error_rate, on_full=on_full, hash_scheme=hash_scheme, seed=seed)
         with self._lock:
-            entry = self._verbs.entries[name] = Entry(BloomFilter.of(spec))
+            if name in self._verbs.entries:
+                self._verbs.leases.end(self._verbs.entries[name].filter)
+            entry = self._verbs.entries[name] = self._verbs.make(spec)
+        self._verbs.leases.settled()
         return entry.filter
 
     def fail_with(self, error: Exception, times: int | None = None, method: str | None = None) -> None:
@@ -111,7 +119,9 @@ class FakeGate:
             fresh = FilterSpec.plan(
                 old.capacity, old.error_rate, on_full=old.on_full, hash_scheme=old.hasher.scheme
             )
-            self._verbs.entries[name] = Entry(BloomFilter.of(fresh))
+            self._verbs.entries[name] = self._verbs.make(fresh)
+            self._verbs.leases.end(entry.filter)
+        self._verbs.leases.settled(entry.filter)
 
     def outcomes(self, name: str) -> ReportedOutcomes:
         """What callers reported for a filter."""
@@ -127,7 +137,16 @@ class FakeGate:
             self.calls.append(Call(name, seen))
             self._fail_if_asked(name)
             reply: R = self._verbs.of_path[method.path](seen)  # type: ignore[assignment]
-            return reply
+        # Without the lock: whoever has a copy may be waiting for it.
+        self._verbs.leases.settled()
+        return reply
+
+    def lease(self, requests: Iterator[pb.LeaseRequest]) -> FakeLeaseCall:
+        """Begin a stream of leases, or raise."""
+        with self._lock:
+            self.calls.append(Call("Lease", None))
+            self._fail_if_asked("Lease")
+        return FakeLeaseCall(self._verbs.leases, requests)
 
     def _fail_if_asked(self, name: str) -> None:
         for failure in self._failures:
@@ -161,6 +180,12 @@ class _Calls:
         else:
             done(None)
 
+    def lease(self, requests: Iterator[pb.LeaseRequest]) -> LeaseCall:
+        """Begin a stream of leases."""
+        if self._closed:
+            raise ClientClosed
+        return self._gate.lease(requests)
+
     def close(self) -> None:
         """Answer no more."""
         self._closed = True
@@ -175,6 +200,10 @@ class _AsyncCalls:
     async def unary(self, method: Method[Q, R], request: Q, timeout: float) -> R:  # noqa: ASYNC109
         """Answer at once."""
         return self._calls.unary(method, request, timeout)
+
+    def leases(self) -> LeaseTransport:
+        """The same, for the thread that keeps leases."""
+        return self._calls
 
     async def close(self) -> None:
         """Answer no more."""

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -56,6 +56,10 @@ ADD = Method(_FILTERS + "Add", pb.AddRequest, pb.AddResponse)
 MIGHT_CONTAIN = Method(_FILTERS + "MightContain", pb.MightContainRequest, pb.MightContainResponse)
 STATS = Method(_FILTERS + "Stats", pb.StatsRequest, pb.StatsResponse)
 REPORT_OUTCOMES = Method(_FILTERS + "ReportOutcomes", pb.ReportOutcomesRequest, pb.ReportOutcomesResponse)
+# The one that is no unary call.
+LEASE: Method[pb.LeaseRequest, pb.LeaseResponse] = Method(
+    _FILTERS + "Lease", pb.LeaseRequest, pb.LeaseResponse
+)
 HASH_SPEC = Method(_FILTERS + "HashSpec", pb.HashSpecRequest, pb.HashSpecResponse)
 
 CREATE_FILTER = Method(_ADMIN + "CreateFilter", admin.CreateFilterRequest, admin.CreateFilterResponse)
@@ -68,7 +72,27 @@ SNAPSHOT_FILTER = Method(_ADMIN + "SnapshotFilter", admin.SnapshotFilterRequest,
 HEALTH = Method("/grpc.health.v1.Health/Check", StringValue, UInt32Value)
 
 
-class Transport(Protocol):
+class LeaseCall(Protocol):
+    """A stream of leases. Iterating gives what the daemon sends; every failure is a BloomgateError."""
+
+    def __iter__(self) -> Iterator[pb.LeaseResponse]:
+        """What the daemon sends, until it ends the stream."""
+
+    def cancel(self) -> None:
+        """End it at once. Any thread may."""
+
+
+class LeaseTransport(Protocol):
+    """The port of leases, for the thread that keeps them."""
+
+    def lease(self, requests: Iterator[pb.LeaseRequest]) -> LeaseCall:
+        """Begin a stream; ``requests`` is iterated in another thread. Raises BloomgateError."""
+
+    def close(self) -> object:
+        """End what is under way. Later calls raise ClientClosed."""
+
+
+class Transport(LeaseTransport, Protocol):
     """The port of a blocking client. Every failure is a BloomgateError."""
 
     def unary(self, method: Method[Q, R], request: Q, timeout: float) -> R:
@@ -86,6 +110,9 @@ class AsyncTransport(Protocol):
 
     async def unary(self, method: Method[Q, R], request: Q, timeout: float) -> R:  # noqa: ASYNC109
         """Call and wait for the reply, ``timeout`` seconds at most."""
+
+    def leases(self) -> LeaseTransport:
+        """For leases, which have a thread of their own and no loop."""
 
     async def close(self) -> None:
         """End what is under way. Later calls raise ClientClosed."""
@@ -114,7 +141,8 @@ def _open(module: Any, endpoint: Endpoint) -> Any:
 
 
 def _bind(channel: Any, method: Method[Q, R]) -> Any:
-    return channel.unary_unary(
+    kind = channel.stream_stream if method is LEASE else channel.unary_unary
+    return kind(
         method.path,
         request_serializer=method.request.SerializeToString,
         response_deserializer=method.response.FromString,
@@ -128,6 +156,23 @@ class _Bound:
         self.lock = threading.Lock()
         self.channel: grpc.Channel | None = None
         self.calls: dict[str, Any] = {}
+
+
+class _GrpcLeaseCall:
+    """A stream of gRPC's."""
+
+    def __init__(self, call: Any, is_closed: Callable[[], bool]) -> None:
+        self._call, self._is_closed = call, is_closed
+
+    def __iter__(self) -> Iterator[pb.LeaseResponse]:
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            raise _translate(error, self._is_closed()) from None
+
+    def cancel(self) -> None:
+        """End it at once."""
+        self._call.cancel()
 
 
 class GrpcTransport:
@@ -177,6 +222,14 @@ class GrpcTransport:
                 )
             )
 
+    def lease(self, requests: Iterator[pb.LeaseRequest]) -> LeaseCall:
+        """Begin a stream; ``requests`` is iterated in another thread. Raises BloomgateError."""
+        try:
+            call = self._callable(LEASE)(requests, metadata=self._endpoint.metadata)
+        except ValueError:
+            raise ClientClosed from None
+        return _GrpcLeaseCall(call, lambda: self._closed)
+
     def close(self) -> None:
         """End what is under way. Later calls raise ClientClosed."""
         self._closed = True
@@ -205,6 +258,7 @@ class GrpcAsyncTransport:
         self._endpoint = endpoint
         self._closed = False
         self._loops = OfProcess(_Loops)
+        self._blocking = GrpcTransport(endpoint)
 
     def _callable(self, method: Method[Q, R]) -> Any:
         if self._closed:
@@ -242,6 +296,10 @@ class GrpcAsyncTransport:
             raise
         return reply
 
+    def leases(self) -> LeaseTransport:
+        """For leases, which have a thread of their own and no loop: another connection."""
+        return self._blocking
+
     async def close(self) -> None:
         """End what is under way. Later calls raise ClientClosed.
 
@@ -249,6 +307,7 @@ class GrpcAsyncTransport:
         to close and not waited for; that of a loop that does not run is let go, and what waits there stays.
         """
         self._closed = True
+        self._blocking.close()
         loops = self._loops.get()
         with loops.lock:
             of_loop, loops.of_loop = loops.of_loop, {}

@@ -71,6 +71,9 @@ class Entry:
     adds: int = 0
     """Keys of acknowledged Adds since the process started."""
     checks: Checks = field(default_factory=Checks)
+    """Those that were asked here; ``unsure`` among them alone."""
+    replica_checks: Checks = field(default_factory=Checks)
+    """Those that copies answered, as their holders reported them."""
     outcomes: Outcomes = field(default_factory=Outcomes)
 
     @property
@@ -93,8 +96,8 @@ class Entry:
         reported = self.outcomes.found + self.outcomes.not_found
         if not reported:
             return None
-        false_hits = self.outcomes.not_found / reported * self.checks.hit
-        absent = false_hits + self.checks.skip
+        false_hits = self.outcomes.not_found / reported * (self.checks.hit + self.replica_checks.hit)
+        absent = false_hits + self.checks.skip + self.replica_checks.skip
         return false_hits / absent if absent else None
 
 

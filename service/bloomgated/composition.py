@@ -32,7 +32,7 @@ def build(config: Config, *, assert_no_later_adds: bool = False) -> Daemon:
     tls = TlsFiles.of(config.tls)
     access = Access(Path(config.auth.file)) if config.auth.file else None
     watched = [each for each in (tls, access) if each is not None]
-    gate = Gate(config.limits)
+    gate = Gate(config.limits, config.lease)
     metrics = DaemonMetrics(gate, exposed=exposed, watched=watched)
     readiness = Readiness()
     return Daemon(

@@ -79,6 +79,23 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes of all filters' bodies together."""
 
 
+class LeaseConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Copies of filters that callers hold under leases."""
+
+    duration: Annotated[float, Meta(ge=0.1, le=600)] = 2.0
+    """Seconds that a copy is trusted without a renewal. Where a holder is cut off, an Add to its filter
+    waits for up to four thirds of it, and the margin."""
+    margin: Annotated[float, Meta(gt=0, le=60)] = 0.2
+    """Seconds that a copy is trusted less and waited for more; less than half of the duration. Divided by it,
+    this is by how much the clocks of two machines may differ in rate."""
+    streams: Count = 2000
+    """Streams open at once, one of each client that holds copies."""
+    per_filter: Count = 2000
+    """Copies of one filter held at once."""
+    per_caller: Count = 2000
+    """Copies that one caller holds at once, by its token's name or its certificate's."""
+
+
 class TlsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """TLS, on both ports. Files are PEM, and are read again when they change."""
 
@@ -116,6 +133,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     journal: JournalConfig = JournalConfig()
     snapshot: SnapshotConfig = SnapshotConfig()
     limits: LimitsConfig = LimitsConfig()
+    lease: LeaseConfig = LeaseConfig()
 
 
 def keys(struct: type[msgspec.Struct] = Config, prefix: str = "") -> Iterator[str]:
@@ -160,6 +178,8 @@ def load(
                 )
             values[key], sources[key] = value, name
     config = _convert(values, sources)
+    if config.lease.margin >= config.lease.duration / 2:
+        raise ConfigError(f"{sources['lease.margin']}: lease.margin must be below half of lease.duration")
     for key in ("listen", "http"):
         split_address(key, getattr(config, key), sources[key])
     return config, sources

@@ -51,6 +51,10 @@ class JournalDamaged(StartError):
         self.hint = hint
 
 
+class TrimmedAway(Exception):
+    """Not all of the records that were asked for are there any more."""
+
+
 class JournalFailed(Exception):
     """A commit failed. The journal takes nothing more; a restart recovers all that was acknowledged."""
 

@@ -21,7 +21,10 @@ from bloomgate import errors
 from bloomgate.filters import AddPlan, BloomFilter, FilterSpec, Segment
 from bloomgate.names import check_name
 from bloomgated.catalog import Catalog, Entry
-from bloomgated.config import LimitsConfig
+from bloomgated.config import LeaseConfig, LimitsConfig
+from bloomgated.holders import Holders
+from bloomgated.leases import Leases
+from bloomgated.outbox import End
 from bloomgated.requests import SLICE_KEYS, Asked, Keys, Stats, measure
 from bloomgated.room import Room, better_allocated_aside, bodies_of
 from bloomgated.snapshotter import Snapshotter
@@ -41,7 +44,13 @@ FALSE_NO_LOG_EVERY = 10.0
 class Gate:
     """Named filters over a journal. Serves nothing before ``open``."""
 
-    def __init__(self, limits: LimitsConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: LimitsConfig,
+        lease: LeaseConfig = LeaseConfig(),  # noqa: B008 - immutable
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.limits = limits
         self._clock = clock
         self.catalog = Catalog()
@@ -50,14 +59,23 @@ class Gate:
         self._whole = Whole()
         self.room = Room(limits, lambda: self.catalog, self._whole)
         self.turn = Turn()
+        self.leases = Leases(lease)
+        self.holders = Holders(self.leases, lambda: self.catalog)
         self._measuring = ThreadPoolExecutor(1, thread_name_prefix="stats")
         self._creating: set[int] = set()
         """Ids of filters whose creation is not durable yet."""
         self._name_locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
-    def open(self, journal: Journal, snapshotter: Snapshotter, recovered: list[Recovered]) -> None:
-        """Begin to serve what recovery found."""
+    def open(
+        self, journal: Journal, snapshotter: Snapshotter, recovered: list[Recovered], owner_since: float
+    ) -> None:
+        """Begin to serve what recovery found.
+
+        ``owner_since``: when this process became the owner of the data directory, on the clock of leases.
+        """
         self._journal, self._snapshotter = journal, snapshotter
+        self.leases.begin(journal, owner_since)
+        self.holders.begin(journal)
         self.catalog = Catalog(
             {
                 each.name: Entry(
@@ -142,6 +160,7 @@ class Gate:
         # The disk takes its time; other large calls need not wait for it.
         self.turn.give_up()
         await self.journal.durable(seq)
+        await self.leases.settled(name, seq)
         entry.adds += len(was_new)
         return was_new, seq
 
@@ -160,6 +179,7 @@ class Gate:
             if grown:
                 entry.spare = []
         entry.last_seq = self.snapshotter.content_seq = seq
+        self.leases.queued(entry, seq, plan.steps)
         entry.journal_bytes += sum(len(step.digests) for step in plan.steps if isinstance(step, Segment))
         return plan.was_new, seq
 
@@ -235,6 +255,10 @@ class Gate:
             # Checks go on until the drop is durable; an Add behind it in the journal would be lost.
             entry.dropping = True
             await self.journal.durable(seq)
+            # Its name stays taken until no copy is trusted any more: copies of what is created under it next
+            # must be all there are.
+            self.leases.ended(entry, seq, End.DROPPED)
+            await self.leases.settled(name, seq)
             self.catalog = self.catalog.without(name)
             self.snapshotter.content_seq = max(self.snapshotter.content_seq, seq)
             await self.snapshotter.forget(entry)
@@ -251,6 +275,7 @@ class Gate:
         """Take the snapshots that are due and trim the journal; called every few seconds."""
         for entry in self.catalog:
             self._log_false_no(entry)
+        self.leases.tend()
         await self.snapshotter.tend(lambda: self.catalog, self._creating)
 
     async def finish(self) -> None:
@@ -283,7 +308,7 @@ class Gate:
         # Off the loop: counting a large body's bits takes longer than a check may wait. And in a thread of
         # their own: many who ask would else keep those of the loop from whoever creates or grows a filter.
         fill = await asyncio.get_running_loop().run_in_executor(self._measuring, measure, entry.bloom)
-        return Stats(entry, fill, self.journal.durable_seq)
+        return Stats(entry, fill, self.journal.durable_seq, self.leases.held(entry.name))
 
     def _name_lock(self, name: str) -> asyncio.Lock:
         return self._name_locks.setdefault(name, asyncio.Lock())

@@ -23,6 +23,7 @@ from bloomgated.api.server import ApiServer
 from bloomgated.config import Config, join_address, split_address
 from bloomgated.errors import JournalFailed
 from bloomgated.gate import Gate
+from bloomgated.leases import boottime
 from bloomgated.snapshotter import Snapshotter
 from bloomgated.storage.directory import DirectoryLock
 from bloomgated.storage.recovery import Recovered
@@ -84,6 +85,7 @@ class Daemon:
         self._look = threading.Event()
         self._signals = 0
         self._tending: asyncio.Future[None] | None = None
+        self._owner_since = 0.0
         self._exit_code = 0
 
     async def run(self) -> int:
@@ -94,6 +96,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._look.set)
         directory = Path(self._config.data_dir)
         lock = DirectoryLock(directory)
+        self._owner_since = boottime()
         try:
             grpc_address, http_address = await self._listen()
             # Of its own, not waited for at the end: a file may hang, and the loop's threads all be busy.
@@ -150,7 +153,7 @@ class Daemon:
         config = self._config
         storage = await asyncio.to_thread(self._open_storage)
         journal = self._journal = storage.journal
-        journal.on_commit = self._on_commit
+        journal.on_commit = self._committed
         journal.on_failure = self._on_journal_failure
         journal.start()
         snapshotter = Snapshotter(
@@ -159,10 +162,16 @@ class Daemon:
             interval=config.snapshot.interval,
             journal_bytes=config.snapshot.journal_bytes,
         )
-        self._gate.open(journal, snapshotter, storage.recovered)
+        self._gate.open(journal, snapshotter, storage.recovered, self._owner_since)
         for each in storage.recovered:
             if each.bloom is None:
                 log.error("filter %s is DAMAGED, its checks are answered maybe: %s", each.name, each.damage)
+
+    def _committed(self, seconds: float, records: int) -> None:
+        assert self._journal is not None
+        # Before whoever waited for it goes on: an Add waits for the copies that it is sent to.
+        self._gate.leases.durable(self._journal.durable_seq)
+        self._on_commit(seconds, records)
 
     async def _serve(self, stopping: asyncio.Task[bool]) -> None:
         """Tend the filters until told to stop."""

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from bloomgate import __version__
 from bloomgated.catalog import Entry
 from bloomgated.gate import Gate
+from bloomgated.outbox import End
 from bloomgated.requests import Fill, measure
 from bloomgated.watched import Watched
 
@@ -25,6 +26,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 T = TypeVar("T")
 
 CALL_BUCKETS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1, 2.5e-1, 5e-1, 1.0)
+LEASE_WAIT_BUCKETS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 COMMIT_BUCKETS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0)
 GROUP_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -103,6 +105,12 @@ class DaemonMetrics:
         for each in watched:
             stale.labels(each.what).set_function(partial(getattr, each, "failed"))
         self.registry.register(FilterCollector(gate))
+        self.registry.register(LeaseCollector(gate))
+        lease_wait = Histogram(
+            "bloomgate_lease_wait_seconds", "Seconds that Adds and drops waited for leases, if they had to.",
+            buckets=LEASE_WAIT_BUCKETS, registry=self.registry,
+        )  # fmt: skip
+        gate.leases.on_wait = lease_wait.observe
         self.calls = CallMetrics(self.registry)
         self.journal = JournalMetrics(self.registry)
 
@@ -169,6 +177,29 @@ class FilterCollector(Collector):
         return ()
 
 
+class LeaseCollector(Collector):
+    """Counts the leases when Prometheus asks. Runs in any thread."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def collect(self) -> Iterable[Metric]:
+        """Leases per filter, and the ends of subscriptions."""
+        leases = self._gate.leases
+        names = [(entry.name, entry.name) for entry in self._gate.catalog]
+        yield _family(GaugeMetricFamily, "bloomgate_leases", "Copies under a lease.", names, leases.held)
+        ends = CounterMetricFamily(
+            "bloomgate_lease_resets_total", "Copies that were ended by the daemon, by why.", labels=("end",)
+        )
+        for end in End:
+            ends.add_metric((end.value,), leases.ends[end])
+        yield ends
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not read the catalog."""
+        return ()
+
+
 def _family(
     kind: type[Any], name: str, text: str, filters: Iterable[tuple[str, T]], value: Callable[[T], float]
 ) -> Metric:
@@ -189,8 +220,9 @@ def _labelled(entries: list[Entry]) -> Iterator[Metric]:
         "bloomgate_filter_state", "1 for the state a filter is in.", labels=("filter", "state")
     )
     for entry in entries:
-        for result in ("skip", "hit", "unsure"):
-            checks.add_metric((entry.name, result, "rpc"), getattr(entry.checks, result))
+        for via, counted in (("rpc", entry.checks), ("replica", entry.replica_checks)):
+            for result in ("skip", "hit", "unsure"):
+                checks.add_metric((entry.name, result, via), getattr(counted, result))
         for outcome in ("found", "not_found", "false_no"):
             outcomes.add_metric((entry.name, outcome), getattr(entry.outcomes, outcome))
         for each in ("READY", "DAMAGED"):

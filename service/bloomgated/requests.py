@@ -93,6 +93,8 @@ class Stats:
     entry: Entry
     fill: Fill
     journal_seq: int
+    leases: int
+    """Copies of it that are under a lease."""
 
 
 def measure(bloom: BloomFilter | None) -> Fill:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from bloomgate.errors import ERRORS
 from bloomgate.v1 import admin_pb2, admin_pb2_grpc, filters_pb2, filters_pb2_grpc
 
 Filters = filters_pb2_grpc.FilterServiceStub
@@ -61,6 +62,25 @@ def failure_of(error: grpc.RpcError) -> Failure:
         else:
             standard = kind
     return Failure(error.code(), error.details() or "", info.reason, dict(info.metadata), standard, retry)
+
+
+def lease(filters: Filters, name: str, metadata: Any = ()) -> Failure | filters_pb2.LeaseOpened:
+    """Ask for a copy of a filter on a stream of its own; the answer, or the failure of either."""
+    requests = (
+        filters_pb2.LeaseRequest(hello=filters_pb2.LeaseHello(replica=bytes(16))),
+        filters_pb2.LeaseRequest(open=filters_pb2.LeaseOpen(open=1, filter=name)),
+    )
+    stream = filters.Lease(iter(requests), metadata=metadata, timeout=30)
+    try:
+        response = next(stream)
+    except grpc.RpcError as error:
+        return failure_of(error)
+    finally:
+        stream.cancel()
+    if response.WhichOneof("message") == "opened":
+        return response.opened
+    refused = response.refused
+    return Failure(grpc.StatusCode[ERRORS[refused.reason].code], refused.message, refused.reason)
 
 
 def a_name() -> str:

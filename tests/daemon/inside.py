@@ -16,8 +16,11 @@ from prometheus_client import CollectorRegistry
 from bloomgate.filters import FilterSpec
 from bloomgate.v1 import admin_pb2_grpc, filters_pb2_grpc
 from bloomgated.api.server import ApiServer
-from bloomgated.config import LimitsConfig
+from bloomgated.catalog import Catalog
+from bloomgated.config import LeaseConfig, LimitsConfig
 from bloomgated.gate import Gate
+from bloomgated.holders import Holders
+from bloomgated.leases import Leases, boottime
 from bloomgated.metrics import CallMetrics
 from bloomgated.requests import Asked
 from bloomgated.snapshotter import Snapshotter
@@ -77,6 +80,8 @@ async def open_gate(
     *,
     store: SnapshotStore | None = None,
     clock: Callable[[], float] = time.monotonic,
+    lease: LeaseConfig | None = None,
+    lease_clock: Callable[[], float] | None = None,
     **journal_options: Any,
 ) -> AsyncIterator[tuple[Gate, HeldJournal]]:
     """A gate over a data directory; closing it is a crash as far as snapshots go: it writes none.
@@ -86,10 +91,13 @@ async def open_gate(
     journal = HeldJournal(directory, **journal_options)
     store = store or SnapshotStore(directory)
     recovered = recover(journal, store)
+    journal.prepare()
     journal.start()
-    gate = Gate(limits or LimitsConfig(), clock=clock)
+    gate = Gate(limits or LimitsConfig(), lease or LeaseConfig(), clock=clock)
+    gate.leases.clock = lease_clock or boottime
     snapshotter = Snapshotter(journal, store, interval=320, journal_bytes=1 << 26, clock=clock)
-    gate.open(journal, snapshotter, recovered)
+    journal.on_commit = lambda _seconds, _records: gate.leases.durable(journal.durable_seq)
+    gate.open(journal, snapshotter, recovered, gate.leases.clock())
     try:
         yield gate, journal
     finally:
@@ -112,6 +120,12 @@ async def serve(gate: Any, limits: LimitsConfig | None = None) -> AsyncIterator[
             yield channel
     finally:
         await api.stop(5)
+
+
+def no_leases() -> tuple[Leases, Holders]:
+    """Of a gate that holds nothing."""
+    leases = Leases(LeaseConfig())
+    return leases, Holders(leases, Catalog)
 
 
 def stubs(channel: grpc.aio.Channel) -> tuple[Any, Any]:

@@ -36,6 +36,7 @@ MAY: dict[str, set[Role]] = {
     "Stats": {READ, REPLICA, ADMIN},
     "ReportOutcomes": {READ, REPLICA},
     "HashSpec": {REPLICA},
+    "Lease": {REPLICA},
     "CreateFilter": {ADMIN},
     "ListFilters": {READ, REPLICA, WRITE, ADMIN},
     "DropFilter": {ADMIN},
@@ -83,6 +84,8 @@ class Guarded:
         """One raw call about the filter ``name``; the reply, or the failure."""
         metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         with self.daemon.stubs() as (filters, admin):
+            if method == "Lease":
+                return calls.lease(filters, name, metadata)
             if method == "ListFilters":
                 call, request = admin.ListFilters, lambda _: admin_pb2.ListFiltersRequest()
             elif method == "CreateFilter":

@@ -488,6 +488,7 @@ class BrokenGate:
 
     def __init__(self, error: Exception) -> None:
         self._error = error
+        self.leases, self.holders = inside.no_leases()
 
     def __getattr__(self, _: str) -> Any:
         def verb(*_arguments: Any) -> Any:

@@ -328,6 +328,7 @@ def test_a_stop_waits_for_answers_on_their_way() -> None:
 
     class Held:
         limits, turn = LimitsConfig(), Turn()
+        leases, holders = inside.no_leases()
         asked, go = asyncio.Event(), asyncio.Event()
 
         async def might_contain(self, *_: Any) -> tuple[list[bool], bool]:

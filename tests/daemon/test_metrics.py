@@ -29,7 +29,12 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 # Of one filter: every series there is, as (name, other labels).
 SERIES_OF_A_FILTER = {
-    *((f"bloomgate_checks_total/{result}/rpc") for result in ("skip", "hit", "unsure")),
+    *(
+        f"bloomgate_checks_total/{result}/{via}"
+        for result in ("skip", "hit", "unsure")
+        for via in ("rpc", "replica")
+    ),
+    "bloomgate_leases",
     *((f"bloomgate_outcomes_total/{outcome}") for outcome in ("found", "not_found", "false_no")),
     *((f"bloomgate_filter_state/{state}") for state in ("ready", "damaged")),
     "bloomgate_adds_total",

@@ -29,6 +29,11 @@ DEFAULTS = {
     "tls.key": "",
     "tls.client_ca": "",
     "auth.file": "",
+    "lease.duration": 2.0,
+    "lease.margin": 0.2,
+    "lease.streams": 2000,
+    "lease.per_filter": 2000,
+    "lease.per_caller": 2000,
     "journal.retention": 900.0,
     "journal.max_queued_bytes": 64 << 20,
     "snapshot.interval": 300.0,
@@ -47,7 +52,8 @@ DEFAULTS = {
 # For each knob a value that is not its default, as text.
 OTHERS = {key: "1.5" if isinstance(value, float) else "77" for key, value in DEFAULTS.items()} | {
     "data_dir": "/somewhere", "listen": "[::1]:7", "http": "0.0.0.0:0", "log_level": "error",
-    "insecure": "true", "tls.cert": "/cert", "tls.key": "/key", "tls.client_ca": "/ca", "auth.file": "/auth",
+    "insecure": "true", "lease.margin": "0.7", "tls.cert": "/cert", "tls.key": "/key", "tls.client_ca": "/ca",
+    "auth.file": "/auth",
 }  # fmt: skip
 
 
@@ -133,6 +139,14 @@ def test_an_unknown_table_is_an_error_even_if_it_is_empty(tmp_path: Path, text: 
         settings.load(file, {}, {})
 
 
+@pytest.mark.parametrize(("duration", "margin"), [("2", "1"), ("0.3", "0.2")])
+def test_a_lease_is_longer_than_twice_its_margin(duration: str, margin: str) -> None:
+    """Nothing would be left of it; the message names the key and where it comes from."""
+    with pytest.raises(ConfigError) as caught:
+        settings.load(None, {}, {"lease.duration": duration, "lease.margin": margin})
+    assert str(caught.value) == "flag: lease.margin must be below half of lease.duration"
+
+
 def test_other_variables_are_not_ours() -> None:
     """Such as those that container platforms set for a service of this name."""
     others = {
@@ -150,6 +164,9 @@ def test_other_variables_are_not_ours() -> None:
         ("journal.retention", "soon"),
         ("journal.retention", "nan"),
         ("journal.retention", "inf"),
+        ("lease.duration", "0.05"),
+        ("lease.duration", "601"),
+        ("lease.margin", "0"),
         ("drain", "0"),
         ("drain", "nan"),
         ("limits.filters", "0"),

@@ -15,6 +15,7 @@ from bloomgated.storage.records import (
     Create,
     Drop,
     Grow,
+    LeaseFlag,
     Record,
     Row,
     SnapshotFile,
@@ -175,6 +176,8 @@ GOLDEN: list[tuple[Record, int, int, str]] = [
         "01000000 874e000000000000 08000000 d007000000000000",
     ),
     (Snapshots(9, ()), 5, 9, "00"),
+    (LeaseFlag(2.5), 6, 0, "0000000000000440"),
+    (LeaseFlag(0.0), 6, 0, "0000000000000000"),
     (
         Snapshots(
             9,
@@ -204,7 +207,7 @@ def test_the_format_does_not_drift(record: Record, kind: int, filter_id: int, pa
 
 def test_an_unknown_kind_is_damaged() -> None:
     """Kinds are appended: one that this program does not know is refused, not skipped."""
-    for kind in (0, 6, 255):
+    for kind in (0, 7, 255):
         with pytest.raises(DataDamaged, match="unknown"):
             decode(Row(kind, 9, b""), "here")
 
@@ -233,3 +236,10 @@ def test_a_snapshots_time_is_a_date(time: float) -> None:
     row = encode(Snapshots(9, (SnapshotFile("b", 1, 2, 3, 4, 5, time),)))
     with pytest.raises(DataDamaged, match="time"):
         decode(row, "here")
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 3601.0])
+def test_a_lease_is_no_longer_than_a_start_may_wait(seconds: float) -> None:
+    """A start waits for as long as the flag says."""
+    with pytest.raises(DataDamaged, match="seconds of a lease"):
+        decode(encode(LeaseFlag(seconds)), "here")

@@ -104,14 +104,19 @@ def freeze(bloom: BloomFilter, generation: int = 0, seq: int = 0) -> ImageHeader
     return ImageHeader(bloom.spec, bodies, counts, bloom.added_count, generation, seq)
 
 
-def image_chunks(header: ImageHeader) -> Iterator[bytes]:
-    """Yield an image's bytes in chunks of at most CHUNK_BYTES (the header's apart), reading live bodies."""
+def image_bytes(header: ImageHeader) -> int:
+    """How many bytes the image of ``header`` has."""
+    return len(_encode_header(header)) + sum(body.spec.nbytes for body in header.bodies) + _U32.size
+
+
+def image_chunks(header: ImageHeader, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+    """Yield an image's bytes, the header and then chunks of at most ``chunk_bytes``, reading live bodies."""
     yield _encode_header(header)
     crc = 0
     for body in header.bodies:
-        for start in range(0, body.array.size, CHUNK_BYTES):
+        for start in range(0, body.array.size, chunk_bytes):
             # Copied once, then checksummed and handed out from that copy: an add may change the bits between.
-            chunk = body.array[start : start + CHUNK_BYTES].tobytes()
+            chunk = body.array[start : start + chunk_bytes].tobytes()
             crc = zlib.crc32(chunk, crc)
             yield chunk
     yield _U32.pack(crc)

@@ -126,6 +126,33 @@ FILTER_STATE_DAMAGED: FilterState.ValueType  # 2
 """The daemon cannot prove that the filter is complete: every check is answered ANSWER_MAYBE."""
 Global___FilterState: typing_extensions.TypeAlias = FilterState
 
+class _LeaseEnd:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _LeaseEndEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_LeaseEnd.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    LEASE_END_UNSPECIFIED: _LeaseEnd.ValueType  # 0
+    LEASE_END_DROPPED: _LeaseEnd.ValueType  # 1
+    LEASE_END_REPLACED: _LeaseEnd.ValueType  # 2
+    LEASE_END_LAGGED: _LeaseEnd.ValueType  # 3
+    """Deltas were not acknowledged in time."""
+    LEASE_END_REVOKED: _LeaseEnd.ValueType  # 4
+    """The caller may not have a copy any more, or none so large."""
+    LEASE_END_STOPPING: _LeaseEnd.ValueType  # 5
+
+class LeaseEnd(_LeaseEnd, metaclass=_LeaseEndEnumTypeWrapper): ...
+
+LEASE_END_UNSPECIFIED: LeaseEnd.ValueType  # 0
+LEASE_END_DROPPED: LeaseEnd.ValueType  # 1
+LEASE_END_REPLACED: LeaseEnd.ValueType  # 2
+LEASE_END_LAGGED: LeaseEnd.ValueType  # 3
+"""Deltas were not acknowledged in time."""
+LEASE_END_REVOKED: LeaseEnd.ValueType  # 4
+"""The caller may not have a copy any more, or none so large."""
+LEASE_END_STOPPING: LeaseEnd.ValueType  # 5
+Global___LeaseEnd: typing_extensions.TypeAlias = LeaseEnd
+
 @typing.final
 class AddRequest(google.protobuf.message.Message):
     """Either keys or digests is set, not both. N keys in, N answers out, in order, or the whole call fails."""
@@ -544,3 +571,411 @@ class BodyStats(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["bits", b"bits", "bits_set", b"bits_set", "capacity", b"capacity", "count", b"count", "hashes", b"hashes"]) -> None: ...
 
 Global___BodyStats: typing_extensions.TypeAlias = BodyStats
+
+@typing.final
+class LeaseRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: builtins.int
+    OPEN_FIELD_NUMBER: builtins.int
+    ACK_FIELD_NUMBER: builtins.int
+    CLOSE_FIELD_NUMBER: builtins.int
+    RENEW_FIELD_NUMBER: builtins.int
+    @property
+    def hello(self) -> Global___LeaseHello:
+        """Comes first, once."""
+
+    @property
+    def open(self) -> Global___LeaseOpen: ...
+    @property
+    def ack(self) -> Global___LeaseAck: ...
+    @property
+    def close(self) -> Global___LeaseClose: ...
+    @property
+    def renew(self) -> Global___LeaseRenew: ...
+    def __init__(
+        self,
+        *,
+        hello: Global___LeaseHello | None = ...,
+        open: Global___LeaseOpen | None = ...,
+        ack: Global___LeaseAck | None = ...,
+        close: Global___LeaseClose | None = ...,
+        renew: Global___LeaseRenew | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "close", b"close", "hello", b"hello", "message", b"message", "open", b"open", "renew", b"renew"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "close", b"close", "hello", b"hello", "message", b"message", "open", b"open", "renew", b"renew"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "open", "ack", "close", "renew"] | None: ...
+
+Global___LeaseRequest: typing_extensions.TypeAlias = LeaseRequest
+
+@typing.final
+class LeaseHello(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: builtins.int
+    replica: builtins.bytes
+    """16 random bytes that name the caller's process, over all its streams."""
+    def __init__(
+        self,
+        *,
+        replica: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["replica", b"replica"]) -> None: ...
+
+Global___LeaseHello: typing_extensions.TypeAlias = LeaseHello
+
+@typing.final
+class LeaseOpen(google.protobuf.message.Message):
+    """Asks for a copy. The answer is LeaseOpened or LeaseRefused."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: builtins.int
+    FILTER_FIELD_NUMBER: builtins.int
+    JOURNAL_ID_FIELD_NUMBER: builtins.int
+    FILTER_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    SEQ_FIELD_NUMBER: builtins.int
+    MAX_BYTES_FIELD_NUMBER: builtins.int
+    open: builtins.int
+    """The caller's number for this request."""
+    filter: builtins.str
+    journal_id: builtins.bytes
+    """What the caller holds already; it is sent only what came after, where that can be proven to be all."""
+    filter_id: builtins.int
+    generation: builtins.int
+    seq: builtins.int
+    max_bytes: builtins.int
+    """The most that the copy's bodies may take; 0: any."""
+    def __init__(
+        self,
+        *,
+        open: builtins.int = ...,
+        filter: builtins.str = ...,
+        journal_id: builtins.bytes = ...,
+        filter_id: builtins.int = ...,
+        generation: builtins.int = ...,
+        seq: builtins.int = ...,
+        max_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["filter", b"filter", "filter_id", b"filter_id", "generation", b"generation", "journal_id", b"journal_id", "max_bytes", b"max_bytes", "open", b"open", "seq", b"seq"]) -> None: ...
+
+Global___LeaseOpen: typing_extensions.TypeAlias = LeaseOpen
+
+@typing.final
+class LeaseAck(google.protobuf.message.Message):
+    """All of a subscription up to and with seq is applied; or, after its reset, the copy is not trusted any more."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUBSCRIPTION_FIELD_NUMBER: builtins.int
+    SEQ_FIELD_NUMBER: builtins.int
+    subscription: builtins.int
+    seq: builtins.int
+    def __init__(
+        self,
+        *,
+        subscription: builtins.int = ...,
+        seq: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["seq", b"seq", "subscription", b"subscription"]) -> None: ...
+
+Global___LeaseAck: typing_extensions.TypeAlias = LeaseAck
+
+@typing.final
+class LeaseClose(google.protobuf.message.Message):
+    """The copy is not trusted any more. Nothing else releases a lease, a broken stream does not."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUBSCRIPTION_FIELD_NUMBER: builtins.int
+    subscription: builtins.int
+    def __init__(
+        self,
+        *,
+        subscription: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["subscription", b"subscription"]) -> None: ...
+
+Global___LeaseClose: typing_extensions.TypeAlias = LeaseClose
+
+@typing.final
+class LeaseRenew(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NONCE_FIELD_NUMBER: builtins.int
+    COUNTS_ID_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
+    nonce: builtins.int
+    counts_id: builtins.int
+    """Checks that copies answered. Sent again under the same number until a grant carries it; 0: none."""
+    @property
+    def counts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ReplicaCounts]: ...
+    def __init__(
+        self,
+        *,
+        nonce: builtins.int = ...,
+        counts_id: builtins.int = ...,
+        counts: collections.abc.Iterable[Global___ReplicaCounts] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "counts_id", b"counts_id", "nonce", b"nonce"]) -> None: ...
+
+Global___LeaseRenew: typing_extensions.TypeAlias = LeaseRenew
+
+@typing.final
+class ReplicaCounts(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: builtins.int
+    SKIP_FIELD_NUMBER: builtins.int
+    HIT_FIELD_NUMBER: builtins.int
+    filter: builtins.str
+    skip: builtins.int
+    hit: builtins.int
+    def __init__(
+        self,
+        *,
+        filter: builtins.str = ...,
+        skip: builtins.int = ...,
+        hit: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["filter", b"filter", "hit", b"hit", "skip", b"skip"]) -> None: ...
+
+Global___ReplicaCounts: typing_extensions.TypeAlias = ReplicaCounts
+
+@typing.final
+class LeaseResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPENED_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
+    DELTA_FIELD_NUMBER: builtins.int
+    GROW_FIELD_NUMBER: builtins.int
+    RESET_FIELD_NUMBER: builtins.int
+    GRANT_FIELD_NUMBER: builtins.int
+    @property
+    def opened(self) -> Global___LeaseOpened: ...
+    @property
+    def refused(self) -> Global___LeaseRefused: ...
+    @property
+    def chunk(self) -> Global___LeaseChunk: ...
+    @property
+    def delta(self) -> Global___LeaseDelta: ...
+    @property
+    def grow(self) -> Global___LeaseGrow: ...
+    @property
+    def reset(self) -> Global___LeaseReset: ...
+    @property
+    def grant(self) -> Global___LeaseGrant: ...
+    def __init__(
+        self,
+        *,
+        opened: Global___LeaseOpened | None = ...,
+        refused: Global___LeaseRefused | None = ...,
+        chunk: Global___LeaseChunk | None = ...,
+        delta: Global___LeaseDelta | None = ...,
+        grow: Global___LeaseGrow | None = ...,
+        reset: Global___LeaseReset | None = ...,
+        grant: Global___LeaseGrant | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "delta", b"delta", "grant", b"grant", "grow", b"grow", "message", b"message", "opened", b"opened", "refused", b"refused", "reset", b"reset"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "delta", b"delta", "grant", b"grant", "grow", b"grow", "message", b"message", "opened", b"opened", "refused", b"refused", "reset", b"reset"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "refused", "chunk", "delta", "grow", "reset", "grant"] | None: ...
+
+Global___LeaseResponse: typing_extensions.TypeAlias = LeaseResponse
+
+@typing.final
+class LeaseOpened(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: builtins.int
+    JOURNAL_ID_FIELD_NUMBER: builtins.int
+    FILTER_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    IMAGE_BYTES_FIELD_NUMBER: builtins.int
+    open: builtins.int
+    subscription: builtins.int
+    journal_id: builtins.bytes
+    filter_id: builtins.int
+    generation: builtins.int
+    image_bytes: builtins.int
+    """Bytes of the image that follows; 0: the caller's copy is good, and what it lacks follows."""
+    def __init__(
+        self,
+        *,
+        open: builtins.int = ...,
+        subscription: builtins.int = ...,
+        journal_id: builtins.bytes = ...,
+        filter_id: builtins.int = ...,
+        generation: builtins.int = ...,
+        image_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["filter_id", b"filter_id", "generation", b"generation", "image_bytes", b"image_bytes", "journal_id", b"journal_id", "open", b"open", "subscription", b"subscription"]) -> None: ...
+
+Global___LeaseOpened: typing_extensions.TypeAlias = LeaseOpened
+
+@typing.final
+class LeaseRefused(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    RETRY_AFTER_SECONDS_FIELD_NUMBER: builtins.int
+    open: builtins.int
+    reason: builtins.str
+    """The reason word and the message of the error that the call would have ended in."""
+    message: builtins.str
+    retry_after_seconds: builtins.float
+    """Not to be asked again for so long; 0: the caller's own backoff."""
+    def __init__(
+        self,
+        *,
+        open: builtins.int = ...,
+        reason: builtins.str = ...,
+        message: builtins.str = ...,
+        retry_after_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["message", b"message", "open", b"open", "reason", b"reason", "retry_after_seconds", b"retry_after_seconds"]) -> None: ...
+
+Global___LeaseRefused: typing_extensions.TypeAlias = LeaseRefused
+
+@typing.final
+class LeaseChunk(google.protobuf.message.Message):
+    """The next part of an image, at most 256 KiB."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUBSCRIPTION_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    subscription: builtins.int
+    data: builtins.bytes
+    def __init__(
+        self,
+        *,
+        subscription: builtins.int = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "subscription", b"subscription"]) -> None: ...
+
+Global___LeaseChunk: typing_extensions.TypeAlias = LeaseChunk
+
+@typing.final
+class LeaseDelta(google.protobuf.message.Message):
+    """Digests to set in the copy's last body. The copy holds all up to last_seq then."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUBSCRIPTION_FIELD_NUMBER: builtins.int
+    FIRST_SEQ_FIELD_NUMBER: builtins.int
+    LAST_SEQ_FIELD_NUMBER: builtins.int
+    DIGESTS_FIELD_NUMBER: builtins.int
+    subscription: builtins.int
+    first_seq: builtins.int
+    last_seq: builtins.int
+    digests: builtins.bytes
+    def __init__(
+        self,
+        *,
+        subscription: builtins.int = ...,
+        first_seq: builtins.int = ...,
+        last_seq: builtins.int = ...,
+        digests: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digests", b"digests", "first_seq", b"first_seq", "last_seq", b"last_seq", "subscription", b"subscription"]) -> None: ...
+
+Global___LeaseDelta: typing_extensions.TypeAlias = LeaseDelta
+
+@typing.final
+class LeaseGrow(google.protobuf.message.Message):
+    """The copy's next body begins."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUBSCRIPTION_FIELD_NUMBER: builtins.int
+    SEQ_FIELD_NUMBER: builtins.int
+    BODY_FIELD_NUMBER: builtins.int
+    BITS_FIELD_NUMBER: builtins.int
+    HASHES_FIELD_NUMBER: builtins.int
+    CAPACITY_FIELD_NUMBER: builtins.int
+    subscription: builtins.int
+    seq: builtins.int
+    body: builtins.int
+    bits: builtins.int
+    hashes: builtins.int
+    capacity: builtins.int
+    def __init__(
+        self,
+        *,
+        subscription: builtins.int = ...,
+        seq: builtins.int = ...,
+        body: builtins.int = ...,
+        bits: builtins.int = ...,
+        hashes: builtins.int = ...,
+        capacity: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bits", b"bits", "body", b"body", "capacity", b"capacity", "hashes", b"hashes", "seq", b"seq", "subscription", b"subscription"]) -> None: ...
+
+Global___LeaseGrow: typing_extensions.TypeAlias = LeaseGrow
+
+@typing.final
+class LeaseReset(google.protobuf.message.Message):
+    """The subscription has ended: the copy is voided first, then seq is acknowledged."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUBSCRIPTION_FIELD_NUMBER: builtins.int
+    SEQ_FIELD_NUMBER: builtins.int
+    END_FIELD_NUMBER: builtins.int
+    RETRY_AFTER_SECONDS_FIELD_NUMBER: builtins.int
+    subscription: builtins.int
+    seq: builtins.int
+    end: Global___LeaseEnd.ValueType
+    retry_after_seconds: builtins.float
+    """Not to be opened again for so long."""
+    def __init__(
+        self,
+        *,
+        subscription: builtins.int = ...,
+        seq: builtins.int = ...,
+        end: Global___LeaseEnd.ValueType = ...,
+        retry_after_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["end", b"end", "retry_after_seconds", b"retry_after_seconds", "seq", b"seq", "subscription", b"subscription"]) -> None: ...
+
+Global___LeaseReset: typing_extensions.TypeAlias = LeaseReset
+
+@typing.final
+class LeaseGrant(google.protobuf.message.Message):
+    """Answers a renewal, once for each group of subscriptions that it extends: their copies may be trusted until
+    the caller's clock, as read before it sent the renewal, has moved on by the duration less the margin.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NONCE_FIELD_NUMBER: builtins.int
+    DURATION_SECONDS_FIELD_NUMBER: builtins.int
+    MARGIN_SECONDS_FIELD_NUMBER: builtins.int
+    SUBSCRIPTIONS_FIELD_NUMBER: builtins.int
+    COUNTS_ID_FIELD_NUMBER: builtins.int
+    nonce: builtins.int
+    duration_seconds: builtins.float
+    margin_seconds: builtins.float
+    counts_id: builtins.int
+    """The counts of this number, and of all before it, are counted."""
+    @property
+    def subscriptions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        nonce: builtins.int = ...,
+        duration_seconds: builtins.float = ...,
+        margin_seconds: builtins.float = ...,
+        subscriptions: collections.abc.Iterable[builtins.int] | None = ...,
+        counts_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counts_id", b"counts_id", "duration_seconds", b"duration_seconds", "margin_seconds", b"margin_seconds", "nonce", b"nonce", "subscriptions", b"subscriptions"]) -> None: ...
+
+Global___LeaseGrant: typing_extensions.TypeAlias = LeaseGrant

@@ -59,6 +59,11 @@ class FilterServiceStub(object):
                 request_serializer=bloomgate_dot_v1_dot_filters__pb2.HashSpecRequest.SerializeToString,
                 response_deserializer=bloomgate_dot_v1_dot_filters__pb2.HashSpecResponse.FromString,
                 _registered_method=True)
+        self.Lease = channel.stream_stream(
+                '/bloomgate.v1.FilterService/Lease',
+                request_serializer=bloomgate_dot_v1_dot_filters__pb2.LeaseRequest.SerializeToString,
+                response_deserializer=bloomgate_dot_v1_dot_filters__pb2.LeaseResponse.FromString,
+                _registered_method=True)
 
 
 class FilterServiceServicer(object):
@@ -100,6 +105,14 @@ class FilterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Lease(self, request_iterator, context):
+        """Copies of filters under leases: while one lasts, no Add is acknowledged that its copy does not hold. One
+        stream serves all the copies of a caller. Order holds per subscription.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FilterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +140,11 @@ def add_FilterServiceServicer_to_server(servicer, server):
                     servicer.HashSpec,
                     request_deserializer=bloomgate_dot_v1_dot_filters__pb2.HashSpecRequest.FromString,
                     response_serializer=bloomgate_dot_v1_dot_filters__pb2.HashSpecResponse.SerializeToString,
+            ),
+            'Lease': grpc.stream_stream_rpc_method_handler(
+                    servicer.Lease,
+                    request_deserializer=bloomgate_dot_v1_dot_filters__pb2.LeaseRequest.FromString,
+                    response_serializer=bloomgate_dot_v1_dot_filters__pb2.LeaseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -264,6 +282,33 @@ class FilterService(object):
             '/bloomgate.v1.FilterService/HashSpec',
             bloomgate_dot_v1_dot_filters__pb2.HashSpecRequest.SerializeToString,
             bloomgate_dot_v1_dot_filters__pb2.HashSpecResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lease(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/bloomgate.v1.FilterService/Lease',
+            bloomgate_dot_v1_dot_filters__pb2.LeaseRequest.SerializeToString,
+            bloomgate_dot_v1_dot_filters__pb2.LeaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

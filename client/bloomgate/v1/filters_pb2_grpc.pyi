@@ -105,7 +105,23 @@ _FilterServiceHashSpecType = typing_extensions.TypeVar(
     ],
 )
 
-class FilterServiceStub(typing.Generic[_FilterServiceAddType, _FilterServiceMightContainType, _FilterServiceStatsType, _FilterServiceReportOutcomesType, _FilterServiceHashSpecType]):
+_FilterServiceLeaseType = typing_extensions.TypeVar(
+    '_FilterServiceLeaseType',
+    grpc.StreamStreamMultiCallable[
+        bloomgate.v1.filters_pb2.LeaseRequest,
+        bloomgate.v1.filters_pb2.LeaseResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        bloomgate.v1.filters_pb2.LeaseRequest,
+        bloomgate.v1.filters_pb2.LeaseResponse,
+    ],
+    default=grpc.StreamStreamMultiCallable[
+        bloomgate.v1.filters_pb2.LeaseRequest,
+        bloomgate.v1.filters_pb2.LeaseResponse,
+    ],
+)
+
+class FilterServiceStub(typing.Generic[_FilterServiceAddType, _FilterServiceMightContainType, _FilterServiceStatsType, _FilterServiceReportOutcomesType, _FilterServiceHashSpecType, _FilterServiceLeaseType]):
     @typing.overload
     def __init__(self: FilterServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -127,6 +143,10 @@ class FilterServiceStub(typing.Generic[_FilterServiceAddType, _FilterServiceMigh
         grpc.UnaryUnaryMultiCallable[
             bloomgate.v1.filters_pb2.HashSpecRequest,
             bloomgate.v1.filters_pb2.HashSpecResponse,
+        ],
+        grpc.StreamStreamMultiCallable[
+            bloomgate.v1.filters_pb2.LeaseRequest,
+            bloomgate.v1.filters_pb2.LeaseResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -152,6 +172,10 @@ class FilterServiceStub(typing.Generic[_FilterServiceAddType, _FilterServiceMigh
             bloomgate.v1.filters_pb2.HashSpecRequest,
             bloomgate.v1.filters_pb2.HashSpecResponse,
         ],
+        grpc.aio.StreamStreamMultiCallable[
+            bloomgate.v1.filters_pb2.LeaseRequest,
+            bloomgate.v1.filters_pb2.LeaseResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Add: _FilterServiceAddType
@@ -170,6 +194,11 @@ class FilterServiceStub(typing.Generic[_FilterServiceAddType, _FilterServiceMigh
 
     HashSpec: _FilterServiceHashSpecType
     """How to make the filter's digests. Whoever knows the seed can try low-entropy keys against digests."""
+
+    Lease: _FilterServiceLeaseType
+    """Copies of filters under leases: while one lasts, no Add is acknowledged that its copy does not hold. One
+    stream serves all the copies of a caller. Order holds per subscription.
+    """
 
 FilterServiceAsyncStub: typing_extensions.TypeAlias = FilterServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -191,6 +220,10 @@ FilterServiceAsyncStub: typing_extensions.TypeAlias = FilterServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         bloomgate.v1.filters_pb2.HashSpecRequest,
         bloomgate.v1.filters_pb2.HashSpecResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        bloomgate.v1.filters_pb2.LeaseRequest,
+        bloomgate.v1.filters_pb2.LeaseResponse,
     ],
 ]
 
@@ -236,5 +269,15 @@ class FilterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[bloomgate.v1.filters_pb2.HashSpecResponse, collections.abc.Awaitable[bloomgate.v1.filters_pb2.HashSpecResponse]]:
         """How to make the filter's digests. Whoever knows the seed can try low-entropy keys against digests."""
+
+    @abc.abstractmethod
+    def Lease(
+        self,
+        request_iterator: _MaybeAsyncIterator[bloomgate.v1.filters_pb2.LeaseRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[bloomgate.v1.filters_pb2.LeaseResponse], collections.abc.AsyncIterator[bloomgate.v1.filters_pb2.LeaseResponse]]:
+        """Copies of filters under leases: while one lasts, no Add is acknowledged that its copy does not hold. One
+        stream serves all the copies of a caller. Order holds per subscription.
+        """
 
 def add_FilterServiceServicer_to_server(servicer: FilterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -39,6 +39,8 @@ RULES: Mapping[str, Rule] = {
     "Stats": Rule(SEES),
     "ReportOutcomes": Rule(READERS),
     "HashSpec": Rule(REPLICAS),
+    # Judged per copy: the stream serves several filters.
+    "Lease": Rule(REPLICAS),
     "CreateFilter": Rule(_ADMIN, "name"),
     "ListFilters": Rule(frozenset(Role), ""),
     "DropFilter": Rule(_ADMIN, "name"),
@@ -88,7 +90,7 @@ class Doorkeeper:
         async def authenticating(data: Any, context: Context) -> Any:
             caller = self.caller(context)
             if not caller.has(rule.roles):
-                raise _needs(rule.roles)
+                raise needs(rule.roles)
             return await handler(data, caller)
 
         return authenticating
@@ -128,14 +130,15 @@ def authorized(handler: Handler, rule: Rule) -> Handler:
         if caller is not ANYONE:
             name = getattr(request, rule.field)
             if not caller.may(rule.roles, name):
-                raise _needs(rule.roles)
+                raise needs(rule.roles)
             # Digests are made with the seed, and tell of keys to whoever has it.
             if getattr(request, "digests", b"") and not caller.may(REPLICAS, name):
-                raise _needs(REPLICAS)
+                raise needs(REPLICAS)
         return await handler(request, caller)
 
     return authorizing
 
 
-def _needs(roles: frozenset[Role]) -> NotAllowed:
+def needs(roles: frozenset[Role]) -> NotAllowed:
+    """The refusal of whoever has none of these roles."""
     return NotAllowed(f"this needs the role {' or '.join(sorted(roles))} on this filter")

@@ -112,13 +112,14 @@ def stats_message(stats: Stats, caller: Principal) -> pb.FilterStats:
         added_count=fill.added_count,
         expected_error_rate=fill.expected_error_rate,
         observed_error_rate=entry.observed_error_rate,
-        checks_skip=entry.checks.skip,
-        checks_hit=entry.checks.hit,
+        checks_skip=entry.checks.skip + entry.replica_checks.skip,
+        checks_hit=entry.checks.hit + entry.replica_checks.hit,
         checks_unsure=entry.checks.unsure,
         outcomes_found=entry.outcomes.found,
         outcomes_not_found=entry.outcomes.not_found,
         outcomes_false_no=entry.outcomes.false_no,
         journal_seq=stats.journal_seq,
+        leases=stats.leases,
     )
     for body in fill.bodies:
         message.hashes = body.spec.hashes  # that of the newest one stays

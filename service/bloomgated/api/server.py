@@ -18,6 +18,7 @@ from bloomgated.api.admin import AdminService
 from bloomgated.api.auth import RULES, Doorkeeper, Doorway, authorized
 from bloomgated.api.filters import FilterService
 from bloomgated.api.interceptors import Bound, Handler, observed, parsed, translated
+from bloomgated.api.leases import LeaseService
 from bloomgated.api.streams import Health, Reflection
 from bloomgated.config import LimitsConfig, join_address
 from bloomgated.errors import AddressTaken
@@ -75,6 +76,8 @@ class ApiServer:
             Bound("reflection streams", limits.streams),
             self._door,
         )
+        self._gate = gate
+        self._leases = LeaseService(gate.holders, gate.leases.config, self._door)
         for descriptor, service in ((_FILTERS, FilterService(gate)), (_ADMIN, AdminService(gate))):
             self._register(descriptor, service)
         self._server.add_generic_rpc_handlers((self._health.handlers(), self._reflection.handlers()))
@@ -82,6 +85,13 @@ class ApiServer:
     def _register(self, descriptor: ServiceDescriptor, service: object) -> None:
         handlers, refusals = {}, {}
         for method in descriptor.methods:
+            if method.client_streaming:
+                # It asks who calls before it reads, so one handler does for known and unknown alike.
+                started, handled = self._metrics.of("bidi_stream", descriptor.full_name, method.name)
+                handlers[method.name] = refusals[method.name] = grpc.stream_stream_rpc_method_handler(
+                    observed(translated(self._leases.Lease), started, handled)
+                )
+                continue
             handler: Handler = getattr(service, method.name)
             rule = RULES[method.name]
             started, handled = self._metrics.of("unary", descriptor.full_name, method.name)
@@ -142,13 +152,18 @@ class ApiServer:
     async def stop(self, grace: float) -> None:
         """Accept no call more, give those under way ``grace`` seconds, then end them.
 
-        Watchers of health and reflection streams are ended once no other call is under way.
+        Copies under leases are ended first: Adds may be waiting for them. Streams of health and reflection
+        are ended once no other call is under way.
         """
         stopping = asyncio.ensure_future(self._server.stop(grace))
-        idle = asyncio.ensure_future(self._bound.idle())
+        idle = asyncio.ensure_future(self._idle())
         await asyncio.wait((stopping, idle), return_when=asyncio.FIRST_COMPLETED)
         idle.cancel()
         self._health.end()
         self._reflection.end()
         # The handlers are done, but what they answered may still be on its way: the server knows.
         await stopping
+
+    async def _idle(self) -> None:
+        await asyncio.gather(self._gate.leases.stop(), self._bound.idle())
+        self._gate.holders.end()

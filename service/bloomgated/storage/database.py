@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bloomgate.filters.errors import DataDamaged
-from bloomgated.errors import DirectoryUnusable, JournalDamaged
+from bloomgated.errors import DirectoryUnusable, JournalDamaged, TrimmedAway
 from bloomgated.storage.directory import sync_directory
 from bloomgated.storage.journal import Placed
 from bloomgated.storage.mark import CREATING, IN_USE, Mark, MarkFile, read_mark
@@ -284,10 +284,12 @@ def _create(path: Path, mark_path: Path) -> None:
         mark_file.write(IN_USE, 0, 0, sync=True)
 
 
-def read_entries(opened: Opened, after: int, last_seq: int, *, shared: bool) -> Iterator[Placed]:
+def read_entries(
+    opened: Opened, after: int, last_seq: int, *, shared: bool, gapless: bool = False
+) -> Iterator[Placed]:
     """Yield the records after ``after`` up to ``last_seq`` and the kept ones below, judging every row.
 
-    ``shared``: whether this process may be writing to it meanwhile.
+    ``shared``: whether this process may be writing to it meanwhile. ``gapless``: see Journal.replay.
     """
     path, kept, kept_sum = opened.path, 0, 0
     try:
@@ -295,6 +297,8 @@ def read_entries(opened: Opened, after: int, last_seq: int, *, shared: bool) -> 
             # One read transaction, so that rows and trim mark are of one moment.
             connection.execute("BEGIN")
             trim = read_trim(connection, path)
+            if gapless and trim.mark > after:
+                raise TrimmedAway
             for seq, row, running, crc in _rows(connection, path, 0, trim.mark):
                 kept, kept_sum = kept + 1, kept_sum + crc
                 yield Placed(seq, running, decode(row, f"{path} seq {seq}"))

@@ -16,7 +16,7 @@ before is durable, and the next start recovers it.
 Trim. ``trim(up_to)`` lets go of records up to and including ``up_to``, in slices between the groups, but of
 none younger than the retention. The trim mark, stored with every slice, is the highest seq that may be
 missing. Creates and the newest Snapshots of filters that still exist are kept whatever their seq, so the
-catalog can always be rebuilt; a dropped filter's go with its Drop.
+catalog can always be rebuilt; a dropped filter's go with its Drop. The newest LeaseFlag stays unless it is 0.
 
 Restored. A journal that was copied by a backup and put back says so in ``restored``, over all restarts, until
 its operator asserts that nothing was added after the backup. While filters of before the backup exist it is
@@ -83,10 +83,15 @@ class Journal(Protocol):
         Whoever stops waiting takes nothing back: what is queued is committed all the same.
         """
 
-    def replay(self, after: int) -> Iterator[Placed]:
+    @property
+    def lease_seconds(self) -> float:
+        """What the newest durable LeaseFlag said when the journal was opened; 0 where there was none."""
+
+    def replay(self, after: int, *, gapless: bool = False) -> Iterator[Placed]:
         """Yield the durable records after ``after``, and the kept ones at or before it, by seq.
 
-        Raises JournalDamaged where one is missing or altered. Blocks; any thread may call it.
+        With ``gapless`` it raises TrimmedAway, at once, where not all after ``after`` are there. Raises
+        JournalDamaged where one is missing or altered. Blocks; any thread may call it.
         """
 
     def trim(self, up_to: int) -> None:

@@ -7,10 +7,12 @@ neither are ids. Payloads, all numbers little-endian (kind and filter id stand i
     2 Drop        empty
     3 Add         body u32, certainly new keys u64, then 16-byte digests
     4 Grow        body u32, then the body spec: bits u64, hashes u32, capacity u64
+    6 LeaseFlag   seconds f64
     5 Snapshots   number of files u8, then per file, newest last: name length u16, name ASCII,
                   generation u64, seq u64, stamp u64, size u64, CRC-32 of the bodies u32, unix time f64
 
-A ``Snapshots`` record replaces the one before it: it lists all files that are recorded for its filter.
+A ``Snapshots`` record replaces the one before it: it lists all files that are recorded for its filter. A
+``LeaseFlag`` does too; it is about no filter: leases of so many seconds may be out, 0: none are.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ from bloomgate.filters.image import Fields, decode_body_spec, decode_spec, encod
 _U8 = struct.Struct("<B")
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
+_F64 = struct.Struct("<d")
 _ADD = struct.Struct("<IQ")
 _FILE = struct.Struct("<QQQQId")
 # A name is opened, renamed and deleted: it must not lead out of its folder.
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 # Seconds before or after 1970 that a date can tell, up to some year 6000.
 _MOST_TIME = 2**37
+# Seconds that a lease lasts at most: a start may have to wait for so long.
+MOST_LEASE = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +94,21 @@ class Snapshots:
     files: tuple[SnapshotFile, ...]
 
 
-Record = Create | Drop | Add | Grow | Snapshots
+@dataclass(frozen=True, slots=True)
+class LeaseFlag:
+    """Leases may be out that last ``seconds`` at most, their margin included; 0: none are."""
 
-KIND_CREATE, KIND_DROP, KIND_ADD, KIND_GROW, KIND_SNAPSHOTS = 1, 2, 3, 4, 5
+    seconds: float
+
+
+Record = Create | Drop | Add | Grow | Snapshots | LeaseFlag
+
+KIND_CREATE, KIND_DROP, KIND_ADD, KIND_GROW, KIND_SNAPSHOTS, KIND_LEASE_FLAG = 1, 2, 3, 4, 5, 6
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A record as stored. ``filter_id`` of a Create is 0 here: its seq stands in for it."""
+    """A record as stored. ``filter_id`` is 0 for a LeaseFlag, and for a Create, whose seq stands in."""
 
     kind: int
     filter_id: int
@@ -122,6 +134,8 @@ def encode(record: Record) -> Row:
                     _FILE.pack(file.generation, file.seq, file.stamp, file.size, file.crc, file.time)
                 )
             return Row(KIND_SNAPSHOTS, filter_id, b"".join(parts))
+        case LeaseFlag(seconds):
+            return Row(KIND_LEASE_FLAG, 0, _F64.pack(seconds))
 
 
 def decode(row: Row, where: str) -> Record:
@@ -153,6 +167,10 @@ def decode(row: Row, where: str) -> Record:
             fields.judge("time", time, -_MOST_TIME // 4, _MOST_TIME)
             files.append(SnapshotFile(name, generation, seq, stamp, size, crc, time))
         record = Snapshots(row.filter_id, tuple(files))
+    elif row.kind == KIND_LEASE_FLAG:
+        (seconds,) = fields.unpack(_F64)
+        fields.judge("seconds of a lease", seconds, 0, int(MOST_LEASE))
+        record = LeaseFlag(seconds)
     else:
         raise DataDamaged(where, f"record kind {row.kind} is unknown")
     fields.end()

@@ -27,14 +27,11 @@ from bloomgated.storage.mark import IN_USE, MarkFile
 from bloomgated.storage.meta import write_restored
 from bloomgated.storage.records import (
     KIND_ADD,
-    KIND_CREATE,
-    KIND_DROP,
-    KIND_SNAPSHOTS,
     Record,
     Row,
     encode,
 )
-from bloomgated.storage.trimming import trim_slice
+from bloomgated.storage.trimming import Kept, trim_slice
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +81,7 @@ class SqliteJournal:
         self._connection: sqlite3.Connection | None = None
         self._mark_file: MarkFile | None = None
         self._logged_bytes = self._restored_bytes = 0
-        # Live filters, with the seq of their newest Snapshots (0: none): what a trim must keep.
-        self._live: dict[int, int] = {}
+        self._kept, self._lease_seconds = Kept(), 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
@@ -104,10 +100,11 @@ class SqliteJournal:
             (self._restored_bytes,) = self._connection.execute(
                 "SELECT coalesce(sum(length(payload)), 0) FROM journal WHERE seq > ?", (self._restored,)
             ).fetchone()
-        for seq, kind, filter_id in self._connection.execute(
-            "SELECT seq, kind, filter_id FROM journal WHERE kind <> ? ORDER BY seq", (KIND_ADD,)
+        for seq, kind, filter_id, payload in self._connection.execute(
+            "SELECT seq, kind, filter_id, payload FROM journal WHERE kind <> ? ORDER BY seq", (KIND_ADD,)
         ):
-            self._note(seq, kind, filter_id)
+            self._kept.note(seq, Row(kind, filter_id, payload))
+        self._lease_seconds = self._kept.lease_seconds
 
     def _forget_restored(self, connection: sqlite3.Connection) -> None:
         if not self._restored:
@@ -194,9 +191,16 @@ class SqliteJournal:
         heapq.heappush(self._waiters, (seq, next(self._tickets), future))
         await future
 
-    def replay(self, after: int) -> Iterator[Placed]:
+    @property
+    def lease_seconds(self) -> float:
         """See Journal."""
-        return read_entries(self._opened, after, self._durable_seq, shared=self._connection is not None)
+        return self._lease_seconds
+
+    def replay(self, after: int, *, gapless: bool = False) -> Iterator[Placed]:
+        """See Journal."""
+        return read_entries(
+            self._opened, after, self._durable_seq, shared=self._connection is not None, gapless=gapless
+        )
 
     def trim(self, up_to: int) -> None:
         """See Journal."""
@@ -306,7 +310,7 @@ class SqliteJournal:
         connection.execute("COMMIT")
         mark_file.write(IN_USE, rows[-1][0], rows[-1][4])
         for seq, row in group:
-            self._note(seq, row.kind, row.filter_id)
+            self._kept.note(seq, row)
         size = sum(_size(row) for _, row in group)
         self._logged_bytes += size + _COMMIT_BYTES
         self._restored_bytes += size
@@ -318,21 +322,12 @@ class SqliteJournal:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         self._logged_bytes = 0
 
-    def _note(self, seq: int, kind: int, filter_id: int) -> None:
-        if kind == KIND_CREATE:
-            self._live[seq] = 0
-        elif kind == KIND_SNAPSHOTS and filter_id in self._live:
-            self._live[filter_id] = seq
-        elif kind == KIND_DROP:
-            self._live.pop(filter_id, None)
-
     def _trim_slice(self, connection: sqlite3.Connection, up_to: int) -> bool:
         """Delete a slice of the oldest rows. Returns whether there was one that may go."""
-        if self._restored_bytes < RESTORED_BYTES and any(each <= self._restored for each in self._live):
+        if self._restored_bytes < RESTORED_BYTES and self._kept.has_filter_up_to(self._restored):
             return False
         oldest = self._running_time() - self._retention
-        keep = itertools.chain(self._live, self._live.values())
-        sliced = trim_slice(connection, self._trim, up_to, oldest, keep)
+        sliced = trim_slice(connection, self._trim, up_to, oldest, self._kept.seqs())
         if sliced is None:
             return False
         self._trim, written = sliced

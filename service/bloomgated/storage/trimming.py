@@ -1,17 +1,61 @@
-"""How a slice of the journal's oldest rows is deleted, and its pages are given back."""
+"""What a trim keeps, how a slice of the journal's oldest rows is deleted, and its pages are given back."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from bloomgated.storage.meta import TrimState, write_trim
+from bloomgated.storage.records import (
+    KIND_CREATE,
+    KIND_DROP,
+    KIND_LEASE_FLAG,
+    KIND_SNAPSHOTS,
+    LeaseFlag,
+    Row,
+    decode,
+)
 
 # A slice ends after so many rows or bytes, whichever comes first, and gives back so many pages.
 TRIM_ROWS = 1000
 TRIM_BYTES = 4 << 20
 VACUUM_PAGES = 2048
 _PAGE_BYTES = 4096
+
+
+class Kept:
+    """The records that no trim deletes: creates and newest snapshots of live filters, and the lease flag."""
+
+    def __init__(self) -> None:
+        self._live: dict[int, int] = {}
+        """Live filters, with the seq of their newest Snapshots; 0: none."""
+        self._flag_seq = 0
+        self.lease_seconds = 0.0
+        """What the newest LeaseFlag says."""
+
+    def note(self, seq: int, row: Row) -> None:
+        """Take down a record; in the order of their seqs."""
+        if row.kind == KIND_CREATE:
+            self._live[seq] = 0
+        elif row.kind == KIND_SNAPSHOTS and row.filter_id in self._live:
+            self._live[row.filter_id] = seq
+        elif row.kind == KIND_DROP:
+            self._live.pop(row.filter_id, None)
+        elif row.kind == KIND_LEASE_FLAG:
+            flag = decode(row, f"seq {seq}")
+            assert isinstance(flag, LeaseFlag)
+            self._flag_seq, self.lease_seconds = seq, flag.seconds
+
+    def has_filter_up_to(self, seq: int) -> bool:
+        """Whether a live filter was created at or before ``seq``."""
+        return any(each <= seq for each in self._live)
+
+    def seqs(self) -> Iterator[int]:
+        """Where they are; 0 is nowhere."""
+        yield from self._live
+        yield from self._live.values()
+        if self.lease_seconds:
+            yield self._flag_seq
 
 
 def trim_slice(
