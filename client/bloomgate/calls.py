@@ -14,8 +14,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from bloomgate import transport
+from bloomgate.batching import Batches, Check, Outcome
 from bloomgate.chunks import KEY_ERRORS, Chunks, encode_valid, listed
-from bloomgate.errors import BloomgateError, LimitExceeded, NotAllowed, NotAuthenticated, StaleHashId
+from bloomgate.errors import (
+    BloomgateError,
+    InvalidRequest,
+    LimitExceeded,
+    NotAllowed,
+    NotAuthenticated,
+    StaleHashId,
+)
 from bloomgate.fallbacks import FallbackLog
 from bloomgate.filters import DIGEST_BYTES, Hasher, Key, ParameterError, encode_key
 from bloomgate.replica import Replica
@@ -30,6 +38,8 @@ D = TypeVar("D", pb.AddRequest, pb.MightContainRequest)
 
 # What a request of digests holds besides them: the filter's name, the hash id, and tags.
 _REQUEST_BYTES = 256
+# Of the keys of checks that travel together, where the daemon's own limit is not known.
+_BYTES_PER_CALL = 1 << 20
 
 
 class FilterCalls:
@@ -47,6 +57,7 @@ class FilterCalls:
         self._by_key = False
         """Whether keys are sent as they are: the daemon refused this caller the hash spec."""
         self._fallbacks = FallbackLog(name, session.options)
+        self._batches = Batches(self._ask_together, self._limits_of_a_call)
         self.count_lost_outcomes = self._metrics.count_lost_outcomes
 
     # -- checks
@@ -62,16 +73,38 @@ class FilterCalls:
                 return found
         started = self._clock()
         try:
-            request = pb.MightContainRequest(filter=self.name, keys=(encode_key(key),))
             deadline = Deadline(self._clock, self._options.check_timeout)
-            reply = yield from self._session.checks.call(transport.MIGHT_CONTAIN, request, deadline)
-            results = read_answers(reply, 1)
+            outcome: Outcome = yield Check(self._batches, encode_key(key), deadline)
+            if isinstance(outcome, Exception):
+                raise outcome
+            result, degraded = outcome
         except Exception as error:
-            results = self._fall_back(error, 1)
+            result = self._fall_back(error, 1)[0]
         else:
-            self._count(results, reply.degraded)
+            self._count([result], degraded)
         self._metrics.observe_seconds(self._clock() - started)
-        return results[0]
+        return result
+
+    def _ask_together(self, encoded: Sequence[bytes], deadline: Deadline) -> Steps[list[Outcome]]:
+        """Ask for the keys of several callers. What fails fails for each; what one key alone is refused for,
+        or too many of them, is found by halving."""
+        try:
+            request = pb.MightContainRequest(filter=self.name, keys=encoded)
+            reply = yield from self._session.checks.call(transport.MIGHT_CONTAIN, request, deadline)
+            return [(result, reply.degraded) for result in read_answers(reply, len(encoded))]
+        except (LimitExceeded, InvalidRequest) as error:
+            if len(encoded) == 1:
+                return [error]
+        except Exception as error:
+            return [error] * len(encoded)
+        half = len(encoded) // 2
+        first = yield from self._ask_together(encoded[:half], deadline)
+        return first + (yield from self._ask_together(encoded[half:], deadline))
+
+    def _limits_of_a_call(self) -> tuple[int, int]:
+        limits = self._session.limits or pb.Limits()
+        most = self._options.keys_per_call
+        return min(most, limits.keys_per_call or most), limits.bytes_per_call or _BYTES_PER_CALL
 
     def check_many(self, keys: Iterable[Key]) -> Steps[list[Result]]:
         """Ask for many keys. A chunk that fails, and a key that cannot be one, falls back alone."""

@@ -1,6 +1,6 @@
 """A call written once for the blocking and the asyncio client.
 
-A verb is a generator that yields what it waits for, an ``Rpc`` or a ``Pause``, and is sent the reply or
+A verb is a generator that yields what it waits for, as an ``Rpc`` or a ``Pause``, and is sent the reply or
 thrown the error. ``run`` drives it with a blocking transport, ``run_async`` with an asyncio one. So retries,
 splitting and what a reply means are one piece of code, and tests can drive it without a clock.
 """
@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
@@ -24,6 +24,16 @@ from bloomgate.transport import AsyncTransport, Method, Q, R, Transport
 T = TypeVar("T")
 
 
+class Step(Protocol):
+    """Something to wait for, in either client."""
+
+    def wait(self, transport: Transport) -> Any:
+        """Wait for it, blocking. What is returned or raised goes to whoever yielded it."""
+
+    async def wait_async(self, transport: AsyncTransport) -> Any:
+        """Wait for it on the running loop."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rpc:
     """Wait for one unary call, ``timeout`` seconds at most."""
@@ -32,6 +42,14 @@ class Rpc:
     request: Message
     timeout: float
 
+    def wait(self, transport: Transport) -> Any:
+        """The reply, or a BloomgateError."""
+        return transport.unary(self.method, self.request, self.timeout)
+
+    async def wait_async(self, transport: AsyncTransport) -> Any:
+        """The reply, or a BloomgateError."""
+        return await transport.unary(self.method, self.request, self.timeout)
+
 
 @dataclass(frozen=True, slots=True)
 class Pause:
@@ -39,8 +57,16 @@ class Pause:
 
     seconds: float
 
+    def wait(self, _: Transport) -> None:
+        """Sleep."""
+        time.sleep(self.seconds)
 
-Steps = Generator[Rpc | Pause, Any, T]
+    async def wait_async(self, _: AsyncTransport) -> None:
+        """Let others run."""
+        await asyncio.sleep(self.seconds)
+
+
+Steps = Generator[Step, Any, T]
 
 
 class Deadline:
@@ -106,11 +132,7 @@ def run(steps: Steps[T], transport: Transport) -> T:
         step = next(steps)
         while True:
             try:
-                reply = None
-                if isinstance(step, Pause):
-                    time.sleep(step.seconds)
-                else:
-                    reply = transport.unary(step.method, step.request, step.timeout)
+                reply = step.wait(transport)
             except Exception as error:
                 # Only Exception: an interrupt leaves at once, past every judgement of failures.
                 step = steps.throw(error)
@@ -129,11 +151,7 @@ async def run_async(steps: Steps[T], transport: AsyncTransport) -> T:
         step = next(steps)
         while True:
             try:
-                reply = None
-                if isinstance(step, Pause):
-                    await asyncio.sleep(step.seconds)
-                else:
-                    reply = await transport.unary(step.method, step.request, step.timeout)
+                reply = await step.wait_async(transport)
             except Exception as error:
                 step = steps.throw(error)
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent import futures
 from typing import Any
 
@@ -82,6 +82,18 @@ class Twin:
 
     def _faced(self, client: Any) -> Any:
         return Blocking(self._runner, client) if self.is_async else client
+
+    def raised(self, coroutine: Coroutine[Any, Any, object]) -> BaseException:
+        """What it raises, on a running loop."""
+
+        async def run() -> BaseException:
+            try:
+                coroutine.send(None)
+            except BaseException as error:
+                return error
+            raise AssertionError("it raised nothing")
+
+        return self._runner.run(run())
 
     def lookup(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A lookup as this client takes it."""

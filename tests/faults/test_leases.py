@@ -29,7 +29,7 @@ REPLICAS = 3
 DURATION, MARGIN = 0.4, 0.02
 # As short as the margin may be where all clocks are one, so that nothing is covered by it.
 FLAGS = (
-    "--set", f"lease.duration={DURATION}", "--set", f"lease.margin={MARGIN}",
+    "--set", f"lease.margin={MARGIN}",
     "--set", "snapshot.interval=0.5", "--set", "snapshot.check_every=0.2", "--set", "journal.retention=1",
 )  # fmt: skip
 
@@ -37,11 +37,14 @@ FLAGS = (
 class Harness:
     """A daemon, writers that reach it directly, replicas that reach it over a proxy each; what all note."""
 
-    def __init__(self, folder: Path, *, prelude: str = "", epoch_keys: int = 300) -> None:
+    def __init__(
+        self, folder: Path, *, prelude: str = "", epoch_keys: int = 300, duration: float = DURATION
+    ) -> None:
         self.folder, self._prelude = folder, prelude
+        self._flags = ("--set", f"lease.duration={duration}", *FLAGS)
         (folder / "shared").write_bytes(bytes(Shared.SIZE))
         self.shared = Shared(folder / "shared")
-        self.daemon = DaemonProcess(folder / "data", *FLAGS, prelude=prelude)
+        self.daemon = DaemonProcess(folder / "data", *self._flags, prelude=prelude)
         self.proxies = [Proxy(self.daemon.grpc) for _ in range(REPLICAS)]
         self._run("write", self.daemon.grpc, [(number, epoch_keys) for number in range(WRITERS)])
         self.replicas = [
@@ -62,7 +65,7 @@ class Harness:
         """kill -9, and start again on the same port."""
         self.daemon.kill()
         self.daemon = DaemonProcess(
-            self.folder / "data", *FLAGS, listen=self.daemon.grpc, prelude=self._prelude
+            self.folder / "data", *self._flags, listen=self.daemon.grpc, prelude=self._prelude
         )
 
     def end(self) -> None:
@@ -97,7 +100,7 @@ class Harness:
                 acknowledged = added.get((writer, epoch, number), end)
                 if acknowledged < start and end < ended.get((writer, epoch), end + 1):
                     found.append(
-                        f"{file.name}: no to {writer}/{epoch}/{number}, {start - acknowledged:.6f} s after its"
+                        f"{file.name}: no to {writer}/{epoch}/{number} {start - acknowledged:.6f} s after its"
                         " acknowledgement"
                     )
         return found
@@ -240,7 +243,8 @@ def test_the_harness_finds_what_a_missing_rule_allows(tmp_path: Path, rule: str)
     """So that its silence above means something."""
     prelude, faults = WITHOUT[rule]
     draw = random.Random(7)
-    harness = Harness(tmp_path, prelude=prelude)
+    # Long enough to outlast a restart.
+    harness = Harness(tmp_path, prelude=prelude, duration=3.0 if kill_the_daemon in faults else DURATION)
     try:
         wait_for_leases(harness)
         until = time.monotonic() + 60
