@@ -74,7 +74,8 @@ $(VENV)/.dev: $(VENV)/.run constraints-dev.txt
 	@touch $@
 
 # pybloom-live comes as a pure-Python source package only, so it is a peer in the benchmark and nothing else.
-$(VENV)/.bench: $(VENV)/.dev
+$(VENV)/.bench: $(VENV)/.dev deploy/constraints-bench.txt
+	@$(PIP) install --quiet --only-binary :all: --require-hashes -r deploy/constraints-bench.txt
 	@$(PIP) install --quiet --no-deps pybloom-live==4.0.0
 	@touch $@
 

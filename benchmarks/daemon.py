@@ -1,21 +1,19 @@
-"""The daemon beside an empty grpcio server: calls, keys and durable adds per second, and its memory.
+"""The daemon on its own and beside an empty grpcio server: calls and keys per second, and its memory.
 
-Run as ``python benchmarks/daemon.py``; about a minute. Client and server share the cores, as
-processes of their own. Contenders are measured in turns; shown are medians, and for calls the median of each
-turn's ratio to the empty handler, which does nothing but parse and answer the same messages.
+Client and server share the cores, as processes of their own. Contenders are measured in turns; shown are
+medians. The empty handler does nothing but parse and answer the same messages.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -121,13 +119,8 @@ def stub(
     return multi
 
 
-async def unary(target: str, empty: str) -> Table:
-    """Single checks beside the empty handler, one at a time and several."""
-    table = Table(
-        "unary checks of one key, calls/s",
-        ("one at a time", "ratio", f"{IN_FLIGHT} in flight", "ratio"),
-        "aim: at least 0.9 of the empty handler",
-    )
+async def unary(target: str, empty: str) -> dict[str, dict[int, list[float]]]:
+    """Single checks and the empty handler, calls/s of each turn, one at a time and several."""
     asked = [pb.MightContainRequest(filter="bench", keys=[key]) for key in keys("absent", CALLS)]
     rates: dict[str, dict[int, list[float]]] = {name: {1: [], IN_FLIGHT: []} for name in ("empty", "check")}
     async with grpc.aio.insecure_channel(target) as one, grpc.aio.insecure_channel(empty) as other:
@@ -143,13 +136,7 @@ async def unary(target: str, empty: str) -> Table:
                     seen = await rate(lambda i, call=call: call(asked[i]), CALLS, in_flight)
                     if turn:  # the first warms up
                         rates[name][in_flight].append(seen)
-    for name in ("empty", "check"):
-        cells = []
-        for in_flight, seen in rates[name].items():
-            ratios = [a / b for a, b in zip(seen, rates["empty"][in_flight], strict=True)]
-            cells += [f"{statistics.median(seen):,.0f}", f"{statistics.median(ratios):.2f}x"]
-        table.rows.append(({"empty": "empty grpcio handler", "check": "bloomgated"}[name], cells))
-    return table
+    return rates
 
 
 async def bulk(target: str, hasher: Hasher) -> Table:
@@ -202,26 +189,6 @@ def through_the_client(target: str) -> Table:
     return table
 
 
-async def durable_adds(target: str) -> Table:
-    """Adds of one key, each acknowledged once it is synced, by how many callers wait at once."""
-    table = Table(
-        "durable adds of one key, adds/s",
-        ("1 caller", "16 callers", "256 callers"),
-        "every acknowledgement follows a sync; callers that wait at once share one",
-    )
-    async with grpc.aio.insecure_channel(target) as channel:
-        add = stub(channel, "Add", pb.AddRequest, pb.AddResponse)
-        cells = []
-        for callers, calls in ((1, 500), (16, 2_000), (256, 3_000)):
-            seen = []
-            for turn in range(5):
-                requests = [pb.AddRequest(filter="adds", keys=[k]) for k in keys(f"{callers}-{turn}", calls)]
-                seen.append(await rate(lambda i, r=requests: add(r[i]), calls, callers))
-            cells.append(f"{statistics.median(seen):,.0f}")
-    table.rows.append(("Add", cells))
-    return table
-
-
 def memory(directory: str) -> Table:
     """Resident memory beside the bodies, all of them touched."""
     table = Table(
@@ -258,22 +225,20 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def main() -> None:
-    """Print every table."""
-    print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, grpcio {grpc.__version__}\n")
+def measure() -> Iterator[Table]:
+    """What is not beside a peer."""
     hasher = Hasher(HashScheme.MURMUR3_X64_128, 7)
     with tempfile.TemporaryDirectory() as directory:
-        with daemon(f"{directory}/data") as server, Server(EMPTY) as empty:
-            with Client(server.address) as client:
-                client.create_filter("bench", 1_000_000, 0.01, seed=7, on_full="reject")
-                client.create_filter("adds", 1_000_000, 0.01)
-                client.filter("bench").add_many(keys("there", 1_000_000))
-            print(asyncio.run(unary(server.address, empty.address)), end="\n\n")
-            print(asyncio.run(bulk(server.address, hasher)), end="\n\n")
-            print(through_the_client(server.address), end="\n\n")
-            print(asyncio.run(durable_adds(server.address)), end="\n\n")
-        print(memory(f"{directory}/memory"))
+        with bench_daemon(f"{directory}/data") as server:
+            yield asyncio.run(bulk(server.address, hasher))
+            yield through_the_client(server.address)
+        yield memory(f"{directory}/memory")
 
 
-if __name__ == "__main__":
-    main()
+def bench_daemon(directory: str) -> Server:
+    """A daemon with a million keys in the filter "bench"."""
+    server = daemon(directory)
+    with Client(server.address) as client:
+        client.create_filter("bench", 1_000_000, 0.01, seed=7, on_full="reject")
+        client.filter("bench").add_many(keys("there", 1_000_000))
+    return server

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Writes constraints.txt (what runs), constraints-dev.txt (what tests), and for the image
-# deploy/constraints-server.txt (the daemon alone), deploy/constraints-build.txt (what makes its wheel), and
-# deploy/constraints-proto.txt (what makes the stubs).
+# Writes constraints.txt (what runs), constraints-dev.txt (what tests), and in deploy/ constraints-bench.txt (what
+# the benchmark measures against); for the image constraints-server.txt (the daemon alone), constraints-build.txt
+# (what makes its wheel), and constraints-proto.txt (what makes the stubs).
 # Every version is pinned with the hashes of its wheels, for all Pythons from 3.11 on, and without the address
 # of any index.
 set -euo pipefail
@@ -12,7 +12,9 @@ compile() {
     --no-emit-index-url --no-emit-find-links --no-annotate --upgrade --custom-compile-command "make pins" "$@"
 }
 compile pyproject.toml --extra server --extra demo --extra build -o constraints.txt
-compile pyproject.toml --extra dev --extra bench -c constraints.txt -o constraints-dev.txt
+compile pyproject.toml --extra dev -c constraints.txt -o constraints-dev.txt
+# The peers of the benchmark.
+compile pyproject.toml --extra bench -c constraints-dev.txt -o deploy/constraints-bench.txt
 # Constrained by the first, so that the image runs the very versions that the tests ran.
 compile pyproject.toml --extra server -c constraints.txt -o deploy/constraints-server.txt
 # The generators of the stubs: older on purpose, see proto/generate.sh.

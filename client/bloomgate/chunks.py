@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from bloomgate.filters import InvalidKey, Key, encode_key
+from bloomgate.filters.hashing import encode_keys
 
 T = TypeVar("T")
 
@@ -43,6 +45,9 @@ class Chunks(Generic[T]):
 
 def encode_valid(chunk: Sequence[Key]) -> tuple[list[bytes], list[tuple[int, Exception]]]:
     """The chunk's keys encoded, and the place and error of each that cannot be a key."""
+    # Usually all can be.
+    with suppress(*KEY_ERRORS):
+        return list(encode_keys(chunk)), []
     encoded: list[bytes] = []
     invalid: list[tuple[int, Exception]] = []
     for place, key in enumerate(chunk):

@@ -182,7 +182,8 @@ class Filter:
     def might_contain_many(self, keys: Iterable[Key]) -> list[bool]:
         """``might_contain`` of each key, in order, in few calls."""
         results = run(self._calls.check_many(keys), self._transport)
-        return [result is not Result.SKIP for result in results]
+        skip = Result.SKIP
+        return [result is not skip for result in results]
 
     def add(self, key: Key) -> bool:
         """Add a key, durably. True: it was certainly not there before. False: it may have been.

@@ -63,7 +63,9 @@ class Intake:
             self._add_chunk(mine, stream, response.chunk)
         elif which == "grow":
             grow = response.grow
-            self._change(mine, stream, grow.subscription, grow.seq, lambda held: self._grow(held, grow))
+            self._change(
+                mine, stream, grow.subscription, grow.seq, lambda held: self._grow(stream, held, grow)
+            )
         else:
             with mine.lock:
                 if which == "grant":
@@ -172,12 +174,13 @@ class Intake:
             ack = pb.LeaseAck(subscription=subscription, seq=held.seq)
             stream.send(pb.LeaseRequest(ack=ack))
 
-    def _grow(self, held: Held, grow: pb.LeaseGrow) -> None:
+    def _grow(self, stream: LeaseStream, held: Held, grow: pb.LeaseGrow) -> None:
         spec = BodySpec(grow.bits, grow.hashes, grow.capacity)
         bloom = _base_of(held)
         if bloom.memory_bytes + spec.nbytes > self._max_bytes:
             raise ValueError("it outgrew replica_max_bytes")
         bloom.grow(Growth(grow.body, spec))
+        stream.subscriptions[held.subscription].has_grown(bloom)
 
 
 def _held(stream: LeaseStream, subscription: int) -> tuple[Replica | None, Held | None]:

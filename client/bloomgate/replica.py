@@ -33,8 +33,7 @@ class Copy:
 
     def __init__(self, bloom: BloomFilter, deadline: float) -> None:
         self.bloom, self.deadline = bloom, deadline
-        # Looked up once, not at each check.
-        self.might_contain = bloom.might_contain
+        self.might_contain = bloom.checker()
 
 
 VOID = Copy(BloomFilter.sized(8, 1), -math.inf)
@@ -170,6 +169,11 @@ class Replica:
     def void(self) -> None:
         """Trust nothing from now on; what is held can still be resumed unless it is let go."""
         self.copy = VOID
+
+    def has_grown(self, bloom: BloomFilter) -> None:
+        """A body of ``bloom`` began: a copy that is trusted is to ask it too."""
+        if self.copy.bloom is bloom:
+            self.copy = Copy(bloom, self.copy.deadline)
 
     def of(self, subscription: int) -> Held | None:
         """What is held by that subscription."""

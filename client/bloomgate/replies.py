@@ -29,7 +29,7 @@ def read_answers(reply: pb.MightContainResponse, keys: int) -> list[Result]:
     if len(answers) != keys:
         raise MalformedReply(f"{len(answers)} answers to {keys} keys")
     try:
-        results = [_RESULTS[answer] for answer in answers]
+        results = list(map(_RESULTS.__getitem__, answers))
     except KeyError:
         raise MalformedReply("an answer is neither ANSWER_DEFINITELY_NOT nor ANSWER_MAYBE") from None
     if not reply.degraded:

@@ -114,22 +114,24 @@ class Gate:
 
     # -- for services
 
-    async def might_contain(self, name: str, keys: Keys) -> tuple[list[bool], bool]:
-        """Per key, in order, whether the filter might contain it; and whether it could prove any "no"."""
+    async def might_contain(self, name: str, keys: Keys) -> tuple[bytes, bool]:
+        """Per key, in order, a byte: whether the filter might contain it, 1 or 0. And whether it could prove
+        no "no" at all."""
         entry = self._entry(name)
         self._check_hash_id(entry, keys)
         bloom = entry.bloom
         if bloom is None:
             entry.checks.unsure += len(keys)
-            return [True] * len(keys), True
+            return b"\1" * len(keys), True
         if len(keys) <= SLICE_KEYS:
-            answers = bloom.might_contain_digests(keys.digests or entry.spec.hasher.digests(keys.keys))
+            answers = bloom.find_digests(keys.digests or entry.spec.hasher.digests(keys.keys))
         else:
-            answers = []
+            parts = []
             for part in keys.slices():
-                answers += bloom.might_contain_digests(part.digests or entry.spec.hasher.digests(part.keys))
+                parts.append(bloom.find_digests(part.digests or entry.spec.hasher.digests(part.keys)))
                 await asyncio.sleep(0)
-        hits = sum(answers)
+            answers = b"".join(parts)
+        hits = answers.count(1)
         entry.checks.hit += hits
         entry.checks.skip += len(answers) - hits
         return answers, False

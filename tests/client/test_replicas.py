@@ -282,7 +282,7 @@ def test_a_copy_is_not_trusted_longer_than_its_lease(tmp_path: Path) -> None:
 def test_a_restarted_daemon_takes_copies_up_again(tmp_path: Path) -> None:
     """With what was added meanwhile, and without a new image."""
     own = DaemonProcess(tmp_path / "data", *SHORT)
-    with Client(own.grpc, options=ClientOptions(on_error="raise", check_timeout=5)) as client:
+    with Client(own.grpc) as client:
         client.create_filter("fruit", 100)
         handle = leased(client, "fruit")
         bloom = handle._replica.copy.bloom

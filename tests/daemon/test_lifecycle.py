@@ -331,10 +331,10 @@ def test_a_stop_waits_for_answers_on_their_way() -> None:
         leases, holders = inside.no_leases()
         asked, go = asyncio.Event(), asyncio.Event()
 
-        async def might_contain(self, *_: Any) -> tuple[list[bool], bool]:
+        async def might_contain(self, *_: Any) -> tuple[bytes, bool]:
             self.asked.set()
             await self.go.wait()
-            return [True] * answers, False
+            return bytes([True]) * answers, False
 
     async def run() -> None:
         gate, network, registry = Held(), asyncio.Event(), CollectorRegistry()

@@ -26,7 +26,7 @@ from bloomgate.filters.hashing import Hasher, HashScheme
 from bloomgate.v1 import admin_pb2, filters_pb2
 from bloomgate.v1 import filters_pb2 as pb
 from bloomgated.access import ANYONE
-from bloomgated.api.convert import stats_message
+from bloomgated.api.convert import answers_bytes, stats_message
 from bloomgated.config import LimitsConfig
 from bloomgated.requests import Asked, Keys
 from conftest import StartDaemon
@@ -529,7 +529,7 @@ def test_an_add_queued_before_a_drop_is_acknowledged_and_one_behind_it_is_not(tm
                 await gate.add("name", Keys((b"b",)))
             with pytest.raises(errors.FilterNotFound):
                 await gate.snapshot("name")
-            assert (await gate.might_contain("name", Keys((b"a", b"b"))))[0] == [True, False]
+            assert (await gate.might_contain("name", Keys((b"a", b"b"))))[0] == bytes([True, False])
             again = asyncio.ensure_future(gate.create("name", inside.asked()))
             twice = asyncio.ensure_future(gate.drop("name"))
             journal.released.set()
@@ -777,6 +777,16 @@ def test_growth_without_memory_adds_nothing_and_journals_nothing(
                 await gate.add("name", Keys(tuple(b"%d" % i for i in range(20))))
             monkeypatch.undo()
             assert journal.last_seq == before
-            assert (await gate.might_contain("name", Keys((b"3", b"before"))))[0] == [False, True]
+            assert (await gate.might_contain("name", Keys((b"3", b"before"))))[0] == bytes([False, True])
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("keys", [0, 1, 127, 128, 300, 20_000])
+@pytest.mark.parametrize("degraded", [False, True])
+def test_answers_are_written_as_protobuf_would(keys: int, degraded: bool) -> None:
+    """The response is put together by hand, a byte per key."""
+    found = bytes(number % 3 == 0 for number in range(keys))
+    answers = [MAYBE if each else DEFINITELY_NOT for each in found]
+    expected = filters_pb2.MightContainResponse(answers=answers, degraded=degraded)
+    assert answers_bytes(found, degraded) == expected.SerializeToString(deterministic=True)

@@ -65,6 +65,10 @@ class BloomBody:
             h2 += i
         return True
 
+    def probes(self) -> tuple[bitarray, int, range]:
+        """What ``has`` works with: the bits, how many, and the steps from one position to the next."""
+        return self._bits, self.spec.bits, self._steps
+
     def set(self, h1: int, h2: int) -> None:
         """Set all bits of one digest."""
         bits, m = self._bits, self.spec.bits

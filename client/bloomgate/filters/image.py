@@ -109,8 +109,12 @@ def image_bytes(header: ImageHeader) -> int:
     return len(_encode_header(header)) + sum(body.spec.nbytes for body in header.bodies) + _U32.size
 
 
-def image_chunks(header: ImageHeader, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """Yield an image's bytes, the header and then chunks of at most ``chunk_bytes``, reading live bodies."""
+def image_chunks(header: ImageHeader, chunk_bytes: int = 0) -> Iterator[bytes]:
+    """Yield an image's bytes, the header and then chunks of at most ``chunk_bytes``, reading live bodies.
+
+    0: of CHUNK_BYTES.
+    """
+    chunk_bytes = chunk_bytes or CHUNK_BYTES
     yield _encode_header(header)
     crc = 0
     for body in header.bodies:

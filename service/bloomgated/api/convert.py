@@ -36,6 +36,23 @@ def keys_of(request: pb.AddRequest | pb.MightContainRequest, limits: LimitsConfi
     return Keys(keys)
 
 
+# A byte per key, 1 for found, to the number of its answer.
+_ANSWERS = bytes.maketrans(b"\0\1", bytes((pb.ANSWER_DEFINITELY_NOT, pb.ANSWER_MAYBE)))
+_ANSWERS_TAG, _DEGRADED = b"\x0a", b"\x10\x01"
+
+
+def answers_bytes(found: bytes, degraded: bool) -> bytes:
+    """A MightContainResponse on the wire, without an object per key: numbers below 128 are bytes there."""
+    if not found:
+        return _DEGRADED if degraded else b""
+    size, length = len(found), bytearray()
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    length.append(size)
+    return b"".join((_ANSWERS_TAG, length, found.translate(_ANSWERS), _DEGRADED if degraded else b""))
+
+
 def _check_limit(limit: str, value: int, allowed: int) -> None:
     if value > allowed:
         raise errors.LimitExceeded(limit, value, allowed)

@@ -7,8 +7,6 @@ from bloomgated.access import Principal
 from bloomgated.api import convert
 from bloomgated.gate import Gate
 
-_ANSWERS = {False: pb.ANSWER_DEFINITELY_NOT, True: pb.ANSWER_MAYBE}
-
 
 class FilterService:
     """One method per verb of bloomgate.v1.FilterService, over the gate."""
@@ -21,11 +19,10 @@ class FilterService:
         was_new, seq = await self._gate.add(request.filter, convert.keys_of(request, self._gate.limits))
         return pb.AddResponse(was_new=was_new, seq=seq)
 
-    async def MightContain(self, request: pb.MightContainRequest, _: Principal) -> pb.MightContainResponse:  # noqa: N802
-        """Ask for keys."""
+    async def MightContain(self, request: pb.MightContainRequest, _: Principal) -> bytes:  # noqa: N802
+        """Ask for keys; the response as bytes."""
         keys = convert.keys_of(request, self._gate.limits)
-        answers, degraded = await self._gate.might_contain(request.filter, keys)
-        return pb.MightContainResponse(answers=map(_ANSWERS.__getitem__, answers), degraded=degraded)
+        return convert.answers_bytes(*await self._gate.might_contain(request.filter, keys))
 
     async def Stats(self, request: pb.StatsRequest, caller: Principal) -> pb.StatsResponse:  # noqa: N802
         """What a filter is, how full it is and what it saved."""
