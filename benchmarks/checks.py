@@ -206,7 +206,7 @@ def guarded(report: Report, target: str, folder: Path) -> None:
             seen = compare(lambda: each(guard), lambda: each(look_up), less_is_better=True)
     report.add(
         seen.row(
-            "guarded lookup of an absent key, leased, end to end", "the lookup in PostgreSQL, indexed, psycopg",
+            "guarded lookup of an absent key, leased, end to end", "the lookup in PostgreSQL, psycopg",
             "at least 20x", seen.ratio >= 20, seconds,
         )
     )  # fmt: skip

@@ -37,8 +37,8 @@ def machine() -> str:
     )
     return (
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores ({model}), {platform.system()}"
-        f" {platform.release().partition('-')[0]}, Python {platform.python_version()}, grpcio {grpc.__version__};"
-        f" {peers.versions()}."
+        f" {platform.release().partition('-')[0]}, Python {platform.python_version()},"
+        f" grpcio {grpc.__version__}; {peers.versions()}."
     )
 
 
@@ -65,9 +65,9 @@ def main() -> None:
             f"{machine()}\n\nBoth sides of a row are measured in turns, on one machine whose cores client and"
             " server share. Shown are medians;\nthe ratio says how much better bloomgate is, as the median of"
             " the turns, with the least and the most of them. Keys are\nabout twenty bytes, filters hold a"
-            " million of them at 1 %. Redis and bloomgate are reached over TCP on the loopback,\nPostgreSQL over"
-            f" a unix socket.\n\n{report.markdown()}\n{WHY.read_text()}\n## More\n\n```text\n"
-            f"{tables.getvalue().strip()}\n```\n"
+            " million of them at 1 %. Redis and bloomgate are reached over TCP on the"
+            f" loopback,\nPostgreSQL over a unix socket.\n\n{report.markdown()}\n{WHY.read_text()}\n"
+            f"## More\n\n```text\n{tables.getvalue().strip()}\n```\n"
         )
 
 

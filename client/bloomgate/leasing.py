@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from bloomgate.errors import BloomgateError, ClientClosed
+from bloomgate.errors import BloomgateError, ClientClosed, NotAllowed, NotAuthenticated, NotSupported
 from bloomgate.intake import Intake, LeaseState, say_close
 from bloomgate.lease_stream import LeaseStream
 from bloomgate.options import Backoff
@@ -33,6 +33,9 @@ _SILENCE, _SILENT_TICKS = 5.0, 9
 # Pauses before a copy is asked for again that was refused.
 _REFUSED = Backoff(initial=0.1, most=10.0)
 
+
+# What does not pass by itself: no stream is begun for a while.
+_LASTING = (NotAllowed, NotAuthenticated, NotSupported)
 
 _all: weakref.WeakSet[Leasing] = weakref.WeakSet()
 
@@ -156,6 +159,9 @@ class Leasing:
                     stream.heard_at = now(BOOTTIME)
                     pauses = backoff.pauses()
                     self._intake.take(mine, stream, response)
+            except _LASTING as error:
+                _log.warning("no copies of filters: %s", error)
+                pauses = iter((_REFUSED.most,))
             except BloomgateError as error:
                 _log.info("the stream of leases broke: %s", error)
             except Exception:
@@ -169,7 +175,7 @@ class Leasing:
                     mine.stream, mine.call = None, None
             with mine.lock:
                 if not self._closed:
-                    mine.changed.wait(next(pauses))
+                    mine.changed.wait(next(pauses, 1.0))
 
     # -- what falls due, in the thread that sends
 

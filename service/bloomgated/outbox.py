@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from bloomgate.errors import Overloaded
 from bloomgate.filters import Growth
+
+# What a stream may leave unread; one that asks on and on and does not listen ends.
+MOST_UNSENT = 20_000
 
 
 class End(Enum):
@@ -112,8 +116,12 @@ class Outbox:
 
     def put(self, message: Message) -> None:
         """Send ``message`` behind all that was put before."""
-        self._messages.append(message)
-        self._woken.set()
+        if len(self._messages) >= MOST_UNSENT:
+            self._messages.clear()
+            self.end(Overloaded(0.0, f"{MOST_UNSENT} messages of this stream were not read"))
+        if self.ended is None:
+            self._messages.append(message)
+            self._woken.set()
 
     def put_image(self, subscription: Imaged) -> None:
         """Send the parts of a subscription's image, while there is nothing else to send."""

@@ -17,6 +17,7 @@ from bloomgate import errors
 from bloomgate.filters import BloomFilter, Growth, Segment
 from bloomgate.filters.image import from_bytes
 from bloomgated import holders as holders_module
+from bloomgated import outbox as outbox_module
 from bloomgated import subscriptions as subscriptions_module
 from bloomgated.config import LeaseConfig
 from bloomgated.gate import Gate
@@ -730,5 +731,23 @@ def test_streams_that_are_gone_are_forgotten(tmp_path: Path) -> None:
             gate.leases.tend()
             assert not list(gate.leases.under("fruit"))
             assert not gate.holders._connected
+
+    run(work())
+
+
+def test_a_stream_that_asks_and_never_reads_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answers would pile up; its leases go on until they run out."""
+    monkeypatch.setattr(outbox_module, "MOST_UNSENT", 50)
+
+    async def work() -> None:
+        async with gate_in(tmp_path, clock=Clock()) as (gate, _):
+            await gate.create("fruit", asked())
+            replica = Replica(gate)
+            await replica.lease()
+            for _ in range(100):
+                replica.renew()
+            assert await replica.holder.outbox.next() is None
+            assert isinstance(replica.holder.outbox.ended, errors.Overloaded)
+            assert gate.leases.held("fruit") == 1
 
     run(work())
