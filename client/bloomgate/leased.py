@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Self
 
 from bloomgate.aio import AsyncFilter
@@ -12,7 +11,7 @@ from bloomgate.client import Filter
 from bloomgate.filters import Key
 from bloomgate.leasing import Leasing
 from bloomgate.options import ClientOptions
-from bloomgate.replica import BOOTTIME, Replica, now
+from bloomgate.replica import Replica
 from bloomgate.replies import Result
 from bloomgate.steps import run, run_async
 from bloomgate.transport import AsyncTransport, Transport
@@ -70,25 +69,17 @@ class ReplicaFilter(Filter):
         super().__init__(calls, transport, options)
         self._lease = _Lease(leasing, replica)
         self._replica = replica
-        self._hit: Callable[[], int] = replica.counts.hit
-        self._skip: Callable[[], int] = replica.counts.skip
 
     def might_contain(self, key: Key) -> bool:
         """False: ``key`` is certainly not there, skip the lookup. True: it may be, or nobody could say."""
-        # What Replica.check does, without its call: this is the product's hottest path.
-        copy = self._replica.copy
-        if now(BOOTTIME) < copy.deadline:
-            try:
-                found = copy.might_contain(key)
-            except Exception:
-                # No key: it falls back as it does remotely.
-                return run(self._calls.check(key), self._transport) is not Result.SKIP
-            if found:
-                self._hit()
-            else:
-                self._skip()
-            return found
-        return run(self._calls.check(key), self._transport) is not Result.SKIP
+        try:
+            found = self._replica.copy.answer(key)
+        except Exception:
+            # No key: it falls back as it does remotely.
+            found = None
+        if found is None:
+            return run(self._calls.check(key), self._transport) is not Result.SKIP
+        return found
 
     @property
     def is_local(self) -> bool:
@@ -128,23 +119,16 @@ class AsyncReplicaFilter(AsyncFilter):
         super().__init__(calls, transport, options)
         self._lease = _Lease(leasing, replica)
         self._replica = replica
-        self._hit: Callable[[], int] = replica.counts.hit
-        self._skip: Callable[[], int] = replica.counts.skip
 
     async def might_contain(self, key: Key) -> bool:
         """False: ``key`` is certainly not there, skip the lookup. True: it may be, or nobody could say."""
-        copy = self._replica.copy
-        if now(BOOTTIME) < copy.deadline:
-            try:
-                found = copy.might_contain(key)
-            except Exception:
-                return await run_async(self._calls.check(key), self._transport) is not Result.SKIP
-            if found:
-                self._hit()
-            else:
-                self._skip()
-            return found
-        return await run_async(self._calls.check(key), self._transport) is not Result.SKIP
+        try:
+            found = self._replica.copy.answer(key)
+        except Exception:
+            found = None
+        if found is None:
+            return await run_async(self._calls.check(key), self._transport) is not Result.SKIP
+        return found
 
     @property
     def is_local(self) -> bool:

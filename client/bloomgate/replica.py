@@ -1,6 +1,6 @@
 """A filter's copy in this process, and until when it may be trusted.
 
-A check takes one object, which holds body and deadline, compares clock and deadline, and probes. What the
+A check takes one object, which has body and deadline, compares clock and deadline, and probes. What the
 object holds changes while it is trusted, for Adds only set bits; until when it is trusted never does: a grant
 makes a new object. So whatever stops a check between two of its steps, the answer is one of a moment at which
 it had already begun.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bloomgate.filters import BloomFilter, Key
+from bloomgate.filters import BloomFilter, Key, encode_key
 from bloomgate.options import Backoff
 from bloomgate.replies import Result
 
@@ -24,34 +24,6 @@ BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 now: Callable[[int], float] = time.clock_gettime
 
 _RESULTS = {False: Result.SKIP, True: Result.HIT}
-
-
-class Copy:
-    """A filter's bodies, and the moment on the clock BOOTTIME from which they prove nothing."""
-
-    __slots__ = ("bloom", "deadline", "might_contain")
-
-    def __init__(self, bloom: BloomFilter, deadline: float) -> None:
-        self.bloom, self.deadline = bloom, deadline
-        self.might_contain = bloom.checker()
-
-
-VOID = Copy(BloomFilter.sized(8, 1), -math.inf)
-"""A copy that is never trusted."""
-
-
-@dataclass(slots=True)
-class Held:
-    """A subscription's copy: which filter, up to which seq. ``bloom`` None: its image is on its way."""
-
-    subscription: int
-    journal_id: bytes
-    filter_id: int
-    generation: int
-    seq: int = 0
-    bloom: BloomFilter | None = None
-    image: bytearray | None = None
-    image_bytes: int = 0
 
 
 class Counts:
@@ -89,6 +61,69 @@ class Counts:
         self.take()
 
 
+class Copy:
+    """A filter's bodies, and the moment on the clock BOOTTIME from which they prove nothing.
+
+    ``answer(key)`` is whether the filter might contain the key, and counts that; None from the deadline on.
+    """
+
+    __slots__ = ("answer", "bloom", "deadline")
+
+    def __init__(self, bloom: BloomFilter, deadline: float, counts: Counts) -> None:
+        self.bloom, self.deadline = bloom, deadline
+        self.answer = _answering(bloom, deadline, counts)
+
+
+def _answering(bloom: BloomFilter, deadline: float, counts: Counts) -> Callable[[Key], bool | None]:
+    """The check of one key as one call, of the bodies that there are now: the product's hottest path.
+
+    What ``BloomFilter.might_contain`` and ``BloomBody.has`` do, at half their time.
+    """
+    clock, boottime, skip, hit = now, BOOTTIME, counts.skip, counts.hit
+    hash_pair, seed = bloom.spec.hasher.hash_pair, bloom.spec.hasher.seed
+    newest, *earlier = reversed(bloom.bodies)
+    bits, m, steps = newest.probes()
+
+    def answer(key: Key) -> bool | None:
+        if clock(boottime) >= deadline:
+            return None
+        h1, h2 = start = hash_pair(key if type(key) is bytes and key else encode_key(key), seed)
+        for i in steps:
+            if not bits[h1 % m]:
+                break
+            h1 = (h1 + h2) & 0xFFFFFFFFFFFFFFFF
+            h2 += i
+        else:
+            hit()
+            return True
+        for body in earlier:
+            if body.has(*start):
+                hit()
+                return True
+        skip()
+        return False
+
+    return answer
+
+
+VOID = Copy(BloomFilter.sized(8, 1), -math.inf, Counts())
+"""A copy that is never trusted."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A subscription's copy: which filter, up to which seq. ``bloom`` None: its image is on its way."""
+
+    subscription: int
+    journal_id: bytes
+    filter_id: int
+    generation: int
+    seq: int = 0
+    bloom: BloomFilter | None = None
+    image: bytearray | None = None
+    image_bytes: int = 0
+
+
 class Replica:
     """One filter's copy. Any thread may check; all else is guarded by the lock of whoever leases it."""
 
@@ -120,16 +155,11 @@ class Replica:
 
     def check(self, key: Key) -> Result | None:
         """What the copy says of a key; None where it says nothing."""
-        copy = self.copy
-        if now(BOOTTIME) < copy.deadline:
-            found = copy.might_contain(key)
-            if found:
-                self.counts.hit()
-                return Result.HIT
-            self.counts.skip()
-            return Result.SKIP
-        self._keep(self)
-        return None
+        found = self.copy.answer(key)
+        if found is None:
+            self._keep(self)
+            return None
+        return _RESULTS[found]
 
     def check_many(self, keys: Sequence[Key]) -> list[Result] | None:
         """What the copy says of each key; None where it says nothing."""
@@ -159,11 +189,11 @@ class Replica:
         before = None
         if held is self.coming:
             before, self.held, self.coming = self.held, held, None
-            self.copy = Copy(held.bloom, deadline)
+            self.copy = Copy(held.bloom, deadline, self.counts)
             self.pauses = self._backoff.pauses()
         elif held is self.held:
             # A grant that was put off may answer an earlier renewal than the last one.
-            self.copy = Copy(held.bloom, max(deadline, self.copy.deadline))
+            self.copy = Copy(held.bloom, max(deadline, self.copy.deadline), self.counts)
         return before
 
     def void(self) -> None:
@@ -173,7 +203,7 @@ class Replica:
     def has_grown(self, bloom: BloomFilter) -> None:
         """A body of ``bloom`` began: a copy that is trusted is to ask it too."""
         if self.copy.bloom is bloom:
-            self.copy = Copy(bloom, self.copy.deadline)
+            self.copy = Copy(bloom, self.copy.deadline, self.counts)
 
     def of(self, subscription: int) -> Held | None:
         """What is held by that subscription."""

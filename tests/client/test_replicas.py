@@ -397,7 +397,7 @@ def test_counts_lose_nothing_between_two_looks() -> None:
 def test_nothing_is_void_but_the_deadline() -> None:
     """A copy holds body and deadline in one, and none is ever changed."""
     assert VOID.deadline < now(BOOTTIME)
-    assert set(Copy.__slots__) == {"bloom", "deadline", "might_contain"}
+    assert set(Copy.__slots__) == {"answer", "bloom", "deadline"}
 
 
 def test_a_child_forgets_whatever_its_parent_held() -> None:

@@ -11,6 +11,7 @@ from unittest import mock
 
 import grpc
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 from prometheus_client import CollectorRegistry
 
 from bloomgate import wire
@@ -33,6 +34,7 @@ METHODS: list[tuple[str, Any]] = [
     ("/bloomgate.v1.FilterService/Stats", filters_pb2.StatsRequest),
     ("/bloomgate.v1.FilterService/ReportOutcomes", filters_pb2.ReportOutcomesRequest),
     ("/bloomgate.v1.FilterService/HashSpec", filters_pb2.HashSpecRequest),
+    ("/bloomgate.v1.FilterService/Lease", filters_pb2.LeaseRequest),
     ("/bloomgate.v1.AdminService/CreateFilter", admin_pb2.CreateFilterRequest),
     ("/bloomgate.v1.AdminService/ListFilters", admin_pb2.ListFiltersRequest),
     ("/bloomgate.v1.AdminService/DropFilter", admin_pb2.DropFilterRequest),
@@ -60,6 +62,12 @@ def spares_known(method: int, data: bytes) -> bool:
     except DecodeError:
         return True
     return bool(request.name != KNOWN)
+
+
+def response_of(request: Any) -> Any:
+    """The type of what answers a request."""
+    name = request.DESCRIPTOR.name.replace("Request", "Response")
+    return GetMessageClass(request.DESCRIPTOR.file.message_types_by_name[name])
 
 
 def judge_refusal(code: grpc.StatusCode, message: str, details: bytes) -> BloomgateError:
@@ -90,6 +98,19 @@ def request_seeds() -> list[bytes]:
         filters_pb2.StatsRequest(filter=KNOWN),
         filters_pb2.ReportOutcomesRequest(filter="other", found=1, not_found=2**64 - 1, false_no=3),
         filters_pb2.HashSpecRequest(filter=KNOWN),
+        filters_pb2.LeaseRequest(open=filters_pb2.LeaseOpen(open=1, filter=KNOWN, max_bytes=1 << 20)),
+        filters_pb2.LeaseRequest(
+            open=filters_pb2.LeaseOpen(filter="other", journal_id=bytes(16), filter_id=1, generation=1, seq=1)
+        ),
+        filters_pb2.LeaseRequest(ack=filters_pb2.LeaseAck(subscription=1, seq=3)),
+        filters_pb2.LeaseRequest(close=filters_pb2.LeaseClose(subscription=1)),
+        filters_pb2.LeaseRequest(
+            renew=filters_pb2.LeaseRenew(
+                nonce=1,
+                counts_id=2,
+                counts=[filters_pb2.ReplicaCounts(filter="other", skip=2**64 - 1, hit=1)],
+            )
+        ),
         admin_pb2.CreateFilterRequest(name="other", spec=spec),
         admin_pb2.CreateFilterRequest(name="a.b-c_9", spec=other),
         admin_pb2.CreateFilterRequest(name=KNOWN, spec=spec),
@@ -115,10 +136,23 @@ class _Server:
         return lambda *_, **__: None
 
 
+HELLO = filters_pb2.LeaseRequest(hello=filters_pb2.LeaseHello(replica=bytes(16))).SerializeToString()
+
+
 class _Context:
-    """What the handlers ask of a call."""
+    """What the handlers ask of a call. On a stream it brings ``messages``, and keeps what is written."""
 
     refused: tuple[grpc.StatusCode, str, bytes] | None = None
+
+    def __init__(self, *messages: bytes) -> None:
+        self._messages = iter(messages)
+        self.written: list[bytes] = []
+
+    async def read(self) -> object:
+        return next(self._messages, grpc.aio.EOF)
+
+    async def write(self, data: bytes) -> None:
+        self.written.append(data)
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
@@ -184,8 +218,13 @@ def request_bytes() -> Iterator[Run]:
 
         async def call(method: int, data: bytes) -> None:
             path, request = METHODS[method]
-            handler, context = handlers[path], _Context()
+            handler, context = handlers[path], _Context(HELLO, data)
             try:
+                if handler.request_streaming:
+                    await handler.stream_stream(None, context)
+                    for each in context.written:
+                        assert filters_pb2.LeaseResponse.FromString(each).WhichOneof("message")
+                    return
                 reply = await handler.unary_unary(data, context)
             except grpc.aio.AbortError:
                 assert context.refused is not None
@@ -193,7 +232,7 @@ def request_bytes() -> Iterator[Run]:
                     raise AssertionError("INTERNAL") from internal.last
                 judge_refusal(*context.refused)
                 return
-            reply = type(reply).FromString(handler.response_serializer(reply))
+            reply = response_of(request).FromString(handler.response_serializer(reply))
             if path.endswith(("/MightContain", "/Add")):
                 asked_for = request.FromString(data)
                 given = reply.answers if path.endswith("/MightContain") else reply.was_new

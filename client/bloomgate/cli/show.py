@@ -127,6 +127,7 @@ def stats_table(stats: FilterStats) -> Table:
         ("checks unsure", count(stats.checks_unsure)),
         ("outcomes", f"{count(stats.outcomes_found)} found, {count(stats.outcomes_not_found)} not found"),
         ("wrong noes reported", count(stats.outcomes_false_no)),
+        ("copies under a lease", count(stats.leases)),
         ("snapshot", f"{written}, up to seq {stats.snapshot_seq} of {stats.journal_seq}"),
     ]
     if stats.key_format:

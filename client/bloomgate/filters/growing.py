@@ -9,7 +9,7 @@ always names the body that was the last when it was planned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,29 +87,6 @@ class BloomFilter:
         return bodies[-1].has(h1, h2) or (len(bodies) > 1 and any(body.has(h1, h2) for body in bodies[:-1]))
 
     __contains__ = might_contain
-
-    def checker(self) -> Callable[[Key], bool]:
-        """``might_contain`` of the bodies that there are now, at two thirds of its time, for many calls.
-
-        What is added later is in; a body that begins later is not asked.
-        """
-        hasher = self.spec.hasher
-        hash_pair, seed = hasher.hash_pair, hasher.seed
-        newest, *earlier = reversed(self.bodies)
-        bits, m, steps = newest.probes()
-        others = [body.has for body in earlier]
-
-        def might_contain(key: Key) -> bool:
-            h1, h2 = start = hash_pair(key if type(key) is bytes and key else encode_key(key), seed)
-            # BloomBody.has, without its call.
-            for i in steps:
-                if not bits[h1 % m]:
-                    return bool(others) and any(has(*start) for has in others)
-                h1 = (h1 + h2) & 0xFFFFFFFFFFFFFFFF
-                h2 += i
-            return True
-
-        return might_contain
 
     def might_contain_many(self, keys: Iterable[Key]) -> list[bool]:
         """``might_contain`` of each key, in order; several times cheaper a key from a hundred keys on."""
