@@ -136,6 +136,20 @@ class Gate:
         entry.checks.skip += len(answers) - hits
         return answers, False
 
+    def might_contain_one(self, name: str, key: bytes) -> tuple[bool, bool]:
+        """``might_contain`` of one key, which is most of the calls: no list, no digest, no coroutine."""
+        entry = self.catalog.get(name) or self._entry(name)
+        bloom = entry.bloom
+        if bloom is None:
+            entry.checks.unsure += 1
+            return True, True
+        found = bloom.might_contain(key)
+        if found:
+            entry.checks.hit += 1
+        else:
+            entry.checks.skip += 1
+        return found, False
+
     async def add(self, name: str, keys: Keys) -> tuple[list[bool], int]:
         """Add keys; once this returns they are durable. Per key whether it was certainly new, and the seq."""
         entry = self._entry(name)

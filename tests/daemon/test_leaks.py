@@ -47,7 +47,7 @@ async def breaks_later(*_, **__):
 for verb in ("add", "might_contain", "stats", "create", "list", "drop", "snapshot"):
     assert hasattr(gate.Gate, verb)
     setattr(gate.Gate, verb, breaks)
-for verb in ("report_outcomes", "hash_spec"):
+for verb in ("report_outcomes", "hash_spec", "might_contain_one"):
     assert hasattr(gate.Gate, verb)
     setattr(gate.Gate, verb, breaks_at_once)
 assert hasattr(holders.Holders, "connect")

@@ -10,6 +10,14 @@ from bloomgated.config import LimitsConfig
 from bloomgated.requests import Asked, Keys, Stats
 
 
+def one_key_of(request: pb.MightContainRequest, limits: LimitsConfig) -> bytes | None:
+    """The key of a request of one, within the limits; None for any other, which ``keys_of`` judges."""
+    if len(request.keys) != 1 or request.digests:
+        return None
+    key: bytes = request.keys[0]
+    return key if 0 < len(key) <= limits.bytes_per_key and len(key) <= limits.bytes_per_call else None
+
+
 def keys_of(request: pb.AddRequest | pb.MightContainRequest, limits: LimitsConfig) -> Keys:
     """The keys or digests of a request. Raises InvalidRequest or LimitExceeded, naming field or limit."""
     if request.digests:

@@ -7,6 +7,13 @@ from bloomgated.access import Principal
 from bloomgated.api import convert
 from bloomgated.gate import Gate
 
+# The responses to a check of one key, by found and degraded.
+_ONE = {
+    (found, degraded): convert.answers_bytes(bytes((found,)), degraded)
+    for found in (False, True)
+    for degraded in (False, True)
+}
+
 
 class FilterService:
     """One method per verb of bloomgate.v1.FilterService, over the gate."""
@@ -21,6 +28,9 @@ class FilterService:
 
     async def MightContain(self, request: pb.MightContainRequest, _: Principal) -> bytes:  # noqa: N802
         """Ask for keys; the response as bytes."""
+        one = convert.one_key_of(request, self._gate.limits)
+        if one is not None:
+            return _ONE[self._gate.might_contain_one(request.filter, one)]
         keys = convert.keys_of(request, self._gate.limits)
         return convert.answers_bytes(*await self._gate.might_contain(request.filter, keys))
 
