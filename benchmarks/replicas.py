@@ -6,6 +6,7 @@ Run with arguments it is a process of many replicas: ``python replicas.py TARGET
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import subprocess
 import sys
@@ -13,31 +14,36 @@ import tempfile
 import time
 from pathlib import Path
 
+import grpc
 from peers import PeerMissing, Redis, cpu_seconds
 from report import Report, Row, compare, per_second, seconds
 
 from bloomgate import AsyncClient, Client, ClientOptions
+from bloomgate.filters.image import from_bytes
+from bloomgate.v1 import filters_pb2 as pb
 from daemon import Server, daemon, keys
 
 NAME = "leased"
-# Clients of one process: each has a thread of its own, and gRPC's two.
-PER_PROCESS = 125
+METHOD = "/bloomgate.v1.FilterService/Lease"
+PER_PROCESS = 500
+# Seconds of a lease: the daemon's default.
+LEASE = 2.0
 WATCHED = 10.0
 
 
 class Replicas:
-    """Processes whose clients hold a copy each, all of them leased when this returns."""
+    """Processes of many replicas each, all of them leased when this returns."""
 
     def __init__(self, target: str, count: int) -> None:
         each = [min(PER_PROCESS, count - start) for start in range(0, count, PER_PROCESS)]
         self._processes = [
             subprocess.Popen(
-                [sys.executable, __file__, target, str(clients)],
+                [sys.executable, __file__, target, str(replicas)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for clients in each
+            for replicas in each
         ]
         for process in self._processes:
             assert process.stdout is not None
@@ -51,16 +57,75 @@ class Replicas:
             process.communicate("")
 
 
-def hold(target: str, count: int) -> None:
+class Held:
+    """A copy held by hand, on a connection of its own: what a Client sends and when, without its threads.
+
+    A thousand clients in two cores' processes would measure their threads; the daemon sees the same.
+    """
+
+    def __init__(self, target: str) -> None:
+        channel = grpc.aio.insecure_channel(target, (("grpc.use_local_subchannel_pool", 1),))
+        lease = channel.stream_stream(METHOD, pb.LeaseRequest.SerializeToString, pb.LeaseResponse.FromString)
+        self._call = lease()
+        self._channel = channel
+        self._subscription = 0
+        self.leased = asyncio.Event()
+        # gRPC takes one message at a time.
+        self._sending = asyncio.Lock()
+        self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._renew())]
+
+    async def _send(self, **message: object) -> None:
+        async with self._sending:
+            await self._call.write(pb.LeaseRequest(**message))  # type: ignore[arg-type]
+
+    async def _renew(self) -> None:
+        await self._send(hello=pb.LeaseHello(replica=os.urandom(16)))
+        await self._send(open=pb.LeaseOpen(open=1, filter=NAME))
+        nonce = 0
+        while True:
+            nonce += 1
+            await self._send(renew=pb.LeaseRenew(nonce=nonce))
+            await asyncio.sleep(LEASE / 3)
+
+    async def _listen(self) -> None:
+        image, size = b"", 0
+        async for response in self._call:
+            which = response.WhichOneof("message")
+            if which == "opened":
+                self._subscription, size = response.opened.subscription, response.opened.image_bytes
+            elif which == "chunk":
+                image += response.chunk.data
+                if len(image) == size:
+                    await self._ack(from_bytes(image).seq)
+            elif which == "delta":
+                await self._ack(response.delta.last_seq)
+            elif which == "grant" and response.grant.subscriptions:
+                self.leased.set()
+
+    async def _ack(self, seq: int) -> None:
+        await self._send(ack=pb.LeaseAck(subscription=self._subscription, seq=seq))
+
+    async def close(self) -> None:
+        """Give it up."""
+        await self._send(close=pb.LeaseClose(subscription=self._subscription))
+        for task in self._tasks:
+            task.cancel()
+        await self._channel.close()
+
+
+async def hold(target: str, count: int) -> None:
     """Hold copies until stdin ends."""
-    clients = [Client(target, options=ClientOptions(report_timeout=5.0)) for _ in range(count)]
-    handles = [client.filter(NAME, replica=True) for client in clients]
-    for handle in handles:
-        assert handle.wait(120)
+    held = []
+    for _ in range(count):
+        held.append(Held(target))
+        # Not all in one moment, and so spread over the time between renewals.
+        await asyncio.sleep(LEASE / 3 / count)
+    for each in held:
+        await each.leased.wait()
     print("leased", flush=True)
-    sys.stdin.read()
-    for client in clients:
-        client.close()
+    await asyncio.to_thread(sys.stdin.read)
+    for each in held:
+        await each.close()
 
 
 def _share(server: Server) -> float:
@@ -179,7 +244,7 @@ def measure(report: Report, folder: Path) -> None:
     """All of them, against a daemon of their own."""
     with daemon(f"{folder}/leases", "limits.concurrent_calls=2000") as server:
         with Client(server.address) as client:
-            client.create_filter(NAME, 1_000_000)
+            client.create_filter(NAME, 100_000)
         renewing(report, server)
         adds_beside(report, server)
         start(report, server)
@@ -191,7 +256,7 @@ def measure(report: Report, folder: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:
-        hold(sys.argv[1], int(sys.argv[2]))
+        asyncio.run(hold(sys.argv[1], int(sys.argv[2])))
     else:
         with tempfile.TemporaryDirectory() as directory:
             measure(Report(), Path(directory))

@@ -26,6 +26,9 @@ V = TypeVar("V")
 
 _log = logging.getLogger("bloomgate")
 
+# Members of an enum take a while to look up on it.
+_SKIP = Result.SKIP
+
 
 class _Judgement(Generic[V]):
     """What both guards decide: whether to look up, and what an outcome is."""
@@ -48,7 +51,7 @@ class _Judgement(Generic[V]):
 
     def wants_lookup(self, result: Result) -> bool:
         """Whether to ask the authority: unless it is a definite no that is not audited."""
-        return result is not Result.SKIP or (self._audit > 0.0 and self._random() < self._audit)
+        return result is not _SKIP or (self._audit > 0.0 and self._random() < self._audit)
 
     def note(self, result: Result, value: V | None) -> None:
         """Count what the authority said after ``result``."""
@@ -90,18 +93,26 @@ class Guard(Generic[V]):
 
     def __call__(self, key: Key) -> V | None:
         """Look ``key`` up unless it is certainly not there. Raises what ``lookup`` raises."""
-        return self.around(key, lambda: self._lookup(key))
+        result = self._check(key)
+        if self._judgement.wants_lookup(result):
+            return self._looked_up(result, self._lookup(key))
+        self._outcomes.report_due()
+        return self._absent
 
     def around(self, key: Key, lookup: Callable[[], V]) -> V | None:
         """The same with a lookup that knows its key."""
-        # Without a generator where a copy answers, which takes a fraction of its time.
-        result = self._calls.check_here(key)
-        if result is None:
-            result = run(self._calls.check(key), self._transport)
-        value = self._absent
+        result = self._check(key)
         if self._judgement.wants_lookup(result):
-            value = lookup()
-            self._judgement.note(result, value)
+            return self._looked_up(result, lookup())
+        self._outcomes.report_due()
+        return self._absent
+
+    def _check(self, key: Key) -> Result:
+        # Without a generator where a copy answers, which takes a fraction of its time.
+        return self._calls.check_here(key) or run(self._calls.check(key), self._transport)
+
+    def _looked_up(self, result: Result, value: V) -> V:
+        self._judgement.note(result, value)
         self._outcomes.report_due()
         return value
 
