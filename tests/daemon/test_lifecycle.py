@@ -369,7 +369,7 @@ def test_a_stop_waits_for_answers_on_their_way() -> None:
         address = "{}:{}".format(*proxy.sockets[0].getsockname())
         async with grpc.aio.insecure_channel(address, options=LARGE) as channel:
             filters, _ = inside.stubs(channel)
-            call = filters.MightContain(filters_pb2.MightContainRequest(filter="name", keys=[b"k"]))
+            call = filters.MightContain(filters_pb2.MightContainRequest(filter="name", keys=[b"k", b"l"]))
             replying = asyncio.ensure_future(call.code())
             await gate.asked.wait()
             stopping = asyncio.ensure_future(api.stop(30))
