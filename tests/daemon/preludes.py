@@ -15,7 +15,10 @@ composition.open_storage = held
 """
 HOLD_CALLS = """
 import asyncio, os
+from bloomgated.api import convert
 from bloomgated.gate import Gate
+# A check of one key goes by the same verb as those of many.
+convert.one_key_of = lambda *_: None
 verb = Gate.{verb}
 async def held(*arguments):
     while not os.path.exists({path!r}):
